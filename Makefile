@@ -47,6 +47,9 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 	$(BIN)/mypy --strict $(CODE)
 	$(BIN)/lint-imports
 
+house: $(PACKAGES) ## measure the house: modules, rooms, arrows, code lines
+	@$(BIN)/python -m tests.kit.house
+
 slices: ready ## run short slices of the long stories, and the state machine with many examples
 	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
 
@@ -196,4 +199,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help matrix audit docs browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel recipes endurance ready archive clean
+.PHONY: help house matrix audit docs browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel recipes endurance ready archive clean

@@ -18,7 +18,7 @@ from bench.outcome import Bar, Outcome, percentile
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
 from txmq.consumer.lag import lag_of_group
-from txmq.consumer.leases import ConsumeFromWhere
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage

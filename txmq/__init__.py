@@ -112,10 +112,11 @@ if TYPE_CHECKING:
     from txmq.check.recheck import RecheckJob
     from txmq.check.service import CheckService
     from txmq.consumer.awaitable import AsyncPullConsumer
+    from txmq.consumer.handlers import ConsumeStatus
     from txmq.consumer.lag import ConsumerLag
-    from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
+    from txmq.consumer.offsets import ConsumeFromWhere
     from txmq.consumer.pull import PullConsumer
-    from txmq.consumer.push import ConsumeStatus
+    from txmq.consumer.rules import ConsumeMode
     from txmq.consumer.send_back import SendBack
     from txmq.listeners.database import DatabaseListener
     from txmq.listeners.delta import DeltaListener

@@ -40,11 +40,9 @@ NAMES = {
     "txmq.consumer.lag": ("ConsumerLag",),
     "txmq.consumer.awaitable": ("AsyncPullConsumer",),
     "txmq.consumer.pull": ("PullConsumer",),
-    "txmq.consumer.push": ("ConsumeStatus",),
-    "txmq.consumer.leases": (
-        "ConsumeFromWhere",
-        "ConsumeMode",
-    ),
+    "txmq.consumer.handlers": ("ConsumeStatus",),
+    "txmq.consumer.offsets": ("ConsumeFromWhere",),
+    "txmq.consumer.rules": ("ConsumeMode",),
     "txmq.consumer.send_back": ("SendBack",),
     "txmq.spark.streams": ("Consumer",),
     "txmq.listeners.hooks": (

@@ -1,3 +1,3 @@
 """The version of txmq, for who may not import the whole of it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -37,7 +37,7 @@ PARTS = {
         "invariants.md", "faults.md", "benchmarks.md", "performance.md", "behaviours.md",
         "rocketmq_tests.md",
     ),
-    "Understand": ("architecture.md", "glossary.md"),
+    "Understand": ("architecture.md", "where_to_change.md", "glossary.md"),
 }  # fmt: skip
 FOLDERS = {"Recipes": "recipes", "Decisions": "decisions"}
 OF_TOP = {"Changes": "CHANGELOG.md", "Contribute": "CONTRIBUTING.md", "Security": "SECURITY.md"}

@@ -22,7 +22,7 @@ from txmq.store.config import Config
 from txmq.store.store import Store
 
 PROGRAM = Path(__file__).with_name("on_cluster.py")
-BROKER = PROJECT / "jobs" / "ops/broker.py"
+BROKER = PROJECT / "jobs" / "broker.py"
 # Most of its time goes into the check afterwards: 1,000,000 take eight minutes.
 MESSAGES = int(os.environ.get("CLUSTER_MESSAGES", "100000"))
 LIMIT_S = 600.0

@@ -43,7 +43,7 @@ def test_commands_of_the_page_serve_a_store_in_a_bucket(lake: str, submit: RunSp
     with TransactionProducer(store, producer_group="orders") as producer:
         producer.send(Message("order-paid", b"42"))
 
-    submit(PROJECT / "jobs" / "ops/broker.py", store.location, "--once")
+    submit(PROJECT / "jobs" / "broker.py", store.location, "--once")
 
     assert store.topics() == ["order-paid"]
     assert run(app, ["verify", store.location]).exit_code == 0

@@ -88,7 +88,7 @@ def test_submitted_broker_publishes_what_is_there_and_ends(
 ) -> None:
     send_one(store)
 
-    job = submit(environment, "ops/broker.py", store.location, "--once")
+    job = submit(environment, "broker.py", store.location, "--once")
     said, _ = job.communicate(timeout=START_LIMIT_S)
 
     assert job.returncode == 0, said

@@ -73,7 +73,7 @@ class Actions:
         return self.rows.select(columns).filter(pa.array(is_ask[self.place]))
 
     def answered(self, outcomes: pa.Table) -> Actions:
-        """The same actions, with the `outcomes` in place of their questions."""
+        """Return the same actions, with the `outcomes` in place of their questions."""
         distinct = DistinctRows.of(outcomes.select(["state", "reason"]))
         decisions = [outcome_of(case) for case in distinct.rows.to_pylist()]
         row = pc.index_in(
@@ -84,11 +84,11 @@ class Actions:
         return Actions(self.rows, place, (*self.decisions, *decisions))
 
     def only(self, transaction_ids: pa.Array) -> Actions:
-        """The actions about these transactions."""
+        """Return the actions about these transactions."""
         return self._where(pc.is_in(self.rows["transaction_id"], value_set=transaction_ids))
 
     def without(self, transaction_ids: pa.Array) -> Actions:
-        """The actions about all other transactions."""
+        """Return the actions about all other transactions."""
         is_in = pc.is_in(self.rows["transaction_id"], value_set=transaction_ids)
         return self._where(pc.invert(is_in))
 
@@ -96,12 +96,12 @@ class Actions:
         return Actions(self.rows.filter(is_kept), self.place[flags(is_kept)], self.decisions)
 
     def ids_of(self, decision: Ending) -> list[str]:
-        """The transactions with this decision."""
+        """Return the transactions with this decision."""
         ids = self.rows["transaction_id"].filter(self._has(decision))
         return [str(transaction_id) for transaction_id in ids.to_pylist()]
 
     def groups_of(self, decision: Ending) -> frozenset[str]:
-        """The producer groups of the transactions with this decision."""
+        """Return the producer groups of the transactions with this decision."""
         groups = self.rows["producer_group"].filter(self._has(decision))
         return frozenset(pc.unique(groups).to_pylist())
 
@@ -147,7 +147,7 @@ class RoundResult(Sum):
 
 
 def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Config) -> Actions:
-    """One action for each transaction that needs one, in the order of the deadlines.
+    """Decide about each due row; return the actions in the order of the deadlines.
 
     Args:
         dues: DUE; a transaction may appear several times.
@@ -171,7 +171,7 @@ def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Confi
 
 
 def _without_past(rows: pa.Table, clock_ms: int) -> pa.Table:
-    """The rows with each past time replaced by now: a rule only asks whether a time is past."""
+    """Replace each past time by now: a rule only asks whether a time is past."""
     for name in ("deadline_ms", "now_next_check_ms"):
         place = rows.schema.get_field_index(name)
         times = pc.if_else(pc.less(rows[name], clock_ms), clock_ms, rows[name])
@@ -187,7 +187,7 @@ def _decision(case: Mapping[str, Any], clock_ms: int, config: Config) -> Decisio
 
 
 def _first_kept(transaction_ids: pa.ChunkedArray, is_kept: Any) -> Any:
-    """The first kept row of each transaction."""
+    """Keep the first row of each transaction."""
     places, kept = Groups.of(transaction_ids).place, np.flatnonzero(is_kept)
     same = np.zeros(len(kept), dtype=np.int64)
     chosen = np.zeros(len(places), dtype=bool)
@@ -201,7 +201,7 @@ def _with_standing(rows: pa.Table) -> pa.Table:
 
 
 def claims_of(actions: Actions, source: ClaimSource, now_ms: int, config: Config) -> pa.Table:
-    """The claims of actions, as OP: each ends its transaction or sets its next check.
+    """Build the claims of actions, as OP: each ends a transaction or sets its next check.
 
     `claim_of` is called once for each distinct case.
     """
@@ -229,7 +229,7 @@ def _of_transactions(
 
 
 def claim_of(action: Action, source: ClaimSource, now_ms: int, config: Config) -> OpRow:
-    """The claim of an action, without its transaction id."""
+    """Build the claim of an action, without its transaction id."""
     standing, group = action.now.standing, action.producer_group
     row = OpRow("", ClaimKind.UNKNOWN, group, source, now_ms)
     counted = replace(row, life=standing.life, check_times=standing.check_times)
@@ -245,7 +245,7 @@ def claim_of(action: Action, source: ClaimSource, now_ms: int, config: Config) -
 
 
 def _rearmed(row: OpRow, action: Action, now_ms: int, settings: CheckSettings) -> OpRow:
-    """An UNKNOWN claim with the next check; it counts if a listener was asked (R61, R78)."""
+    """Build an UNKNOWN claim with the next check; count it if a listener was asked (R61, R78)."""
     again_ms = next_try_ms(now_ms, action.now.uncounted, settings)
     reason: str | None = Reason.BUSY
     match action.decision:
@@ -260,7 +260,7 @@ def _rearmed(row: OpRow, action: Action, now_ms: int, settings: CheckSettings) -
 
 
 def late_claims(answers: pa.Table, now_ms: int) -> pa.Table:
-    """The claims of ends that listeners answered after their round; the first end wins.
+    """Build claims of ends that listeners answered after their round; the first end wins.
 
     Args:
         answers: transaction_id, producer_group, state.
@@ -277,7 +277,7 @@ def _late_claim(case: Mapping[str, Any], now_ms: int) -> OpRow:
 
 
 def result_of(actions: Actions, dropped: int = 0, left: int = 0) -> RoundResult:
-    """The counts of one round."""
+    """Count what one round did."""
     counts = _counts(actions)
     return RoundResult(
         committed=counts["committed"],

@@ -68,7 +68,7 @@ _HALVES = pa.schema(
 
 
 def open_transactions(store: Store, *, clock: Clock | None = None) -> pa.Table:
-    """All transactions without a final end, as OPEN_TRANSACTIONS, oldest first.
+    """Find all transactions without a final end, as OPEN_TRANSACTIONS, oldest first.
 
     Reads: half, settled, op: few columns of each, and half's commits that are younger than the
     longest immunity. Writes: nothing. Commits: 0. Raises: StorageError.
@@ -77,7 +77,7 @@ def open_transactions(store: Store, *, clock: Clock | None = None) -> pa.Table:
 
 
 def dues_of(transactions: pa.Table, clock_ms: int) -> pa.Table:
-    """The rows of OPEN_TRANSACTIONS that are due, as DUE."""
+    """Select the rows of OPEN_TRANSACTIONS that are due, as DUE."""
     due = transactions.filter(transactions["is_due"])
     deadline_ms = pc.divide(due["deadline"].cast(pa.int64()), 1000)
     # Without a deadline the time in the id orders the oldest first.
@@ -102,7 +102,7 @@ class OpenTransactions:
         self._standings = StandingReader(self._logs, store.config)
 
     def read(self, clock_ms: int | None = None) -> pa.Table:
-        """OPEN_TRANSACTIONS as of now; `is_due` by `clock_ms`, or by now without it."""
+        """Read OPEN_TRANSACTIONS as of now; `is_due` goes by `clock_ms`, or by now without it."""
         now_ms = self._clock.now_ms()
         halves, standings = self._logs.consistent(lambda: self._open(now_ms))
         due_ms = now_ms if clock_ms is None else clock_ms
@@ -110,13 +110,13 @@ class OpenTransactions:
         return _as_table(halves, standings, deadlines_ms, due_ms)
 
     def has_news(self) -> bool:
-        """Whether half or op has a newer version than was read; checks one file name each."""
+        """Tell whether half or op has a newer version than was read; checks one file name each."""
         return self._half.has_news() or self._logs.op.table.has_news()
 
     # --- the anti-join -----------------------------------------------------------------------
 
     def _open(self, now_ms: int) -> tuple[pa.Table, pa.Table]:
-        """_HALVES and their STANDINGS."""
+        """Read _HALVES and their STANDINGS."""
         self._logs.refresh_after_half()
         settled, op = self._logs.settled, self._logs.op
         rows = _readable_rows(self._half)
@@ -139,7 +139,7 @@ class OpenTransactions:
     # --- deadlines ---------------------------------------------------------------------------
 
     def _deadlines_ms(self, halves: pa.Table, standings: pa.Table, now_ms: int) -> Integers:
-        """The deadline of each transaction; _NOT_LOOKED_UP_MS if it passed long ago."""
+        """Find each transaction's deadline; _NOT_LOOKED_UP_MS if it passed long ago."""
         next_ms = integers(standings["next_check_ms"], _NOT_LOOKED_UP_MS)
         is_first = (next_ms == _NOT_LOOKED_UP_MS) & (integers(standings["life"], 0) == 0)
         heads = halves.filter(pa.array(is_first))
@@ -154,7 +154,7 @@ class OpenTransactions:
     def _commit_times_ms(
         self, ids: pa.ChunkedArray, immunity_ms: Integers, now_ms: int
     ) -> Integers:
-        """When the store received the heads that may still be immune."""
+        """Find when the store received the heads that may still be immune."""
         since_ms = now_ms - int(immunity_ms.max(initial=0))
         kept_ms = self._kept_commits_ms()
         recent_ms = {at: time_ms for at, time_ms in kept_ms.items() if time_ms > since_ms}
@@ -169,7 +169,7 @@ class OpenTransactions:
         return np.where(is_gone, born_ms, found_ms)
 
     def _looked_up_ms(self, ids: pa.ChunkedArray, recent_ms: Mapping[int, int]) -> Integers:
-        """The commit times of the transactions whose commits are among the recent ones."""
+        """Look up the commit times of transactions whose commits are among the recent ones."""
         if not len(ids) or not recent_ms:
             return np.full(len(ids), _NOT_LOOKED_UP_MS, dtype=np.int64)
         rows = self._recent_rows(sorted(ids.unique().to_pylist()), recent_ms)
@@ -182,7 +182,7 @@ class OpenTransactions:
         return np.array(times_ms, dtype=np.int64)[of_version]
 
     def _recent_rows(self, ordered_ids: list[str], versions: Iterable[int]) -> pa.Table:
-        """The ids that these commits added, with `_commit_version`; of files that may hold one."""
+        """Read the ids that these commits added, with `_commit_version`, from files with one."""
         column, parts = "transaction_id", [_RECENT.empty_table()]
         for version in versions:
             news = commit_news(self._half, version)
@@ -197,7 +197,7 @@ class OpenTransactions:
         return pa.concat_tables(parts)
 
     def _kept_commits_ms(self) -> dict[int, int]:
-        """The commits of half whose files still exist, and when the store received them."""
+        """Return the commits of half whose files exist, and when the store received them."""
         clock, version = affine(self._clock), self._half.version
         return {
             at: clock.at(wall_ms)
@@ -207,7 +207,7 @@ class OpenTransactions:
 
 
 def _readable_rows(half: Table) -> pa.Table:
-    """_COLUMNS of all rows of a transaction; a file that cannot be read is named in a warning."""
+    """Read _COLUMNS of all rows; name a file that cannot be read in a warning."""
     tables = [half.read([], _COLUMNS)]
     for file in half.files():
         try:
@@ -220,7 +220,7 @@ def _readable_rows(half: Table) -> pa.Table:
 
 
 def _without_ended(rows: pa.Table, ends: pa.Table, claims: pa.Table) -> pa.Table:
-    """The rows without an end of their own group (R37); a RESUME may cancel an end."""
+    """Drop rows with an end of their own group (R37); a RESUME may cancel an end."""
     resumed = claims.filter(pc.equal(claims["kind"], ClaimKind.RESUME.value))["transaction_id"]
     return rows.filter(pc.invert(pc.is_in(_key(rows), value_set=_key(_without(ends, resumed)))))
 
@@ -237,7 +237,7 @@ def _key(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _halves(rows: pa.Table, config: Config) -> pa.Table:
-    """_HALVES, one row for each transaction, also for a transaction without its head."""
+    """Build _HALVES: a row for each transaction, also for one without its head."""
     of_transaction = Groups.of(rows["transaction_id"])
     count = len(of_transaction.keys)
     messages = _messages(rows, of_transaction.place)
@@ -257,7 +257,7 @@ def _halves(rows: pa.Table, config: Config) -> pa.Table:
 
 
 def _messages(rows: pa.Table, place: Integers) -> pa.Table:
-    """One row for each message, however often it was appended."""
+    """Keep one row for each message, however often it was appended."""
     placed = rows.append_column("place", pa.array(place)).drop_columns(["transaction_id"])
     return placed.group_by(["place", "sequence"]).aggregate(
         [
@@ -271,7 +271,7 @@ def _messages(rows: pa.Table, place: Integers) -> pa.Table:
 
 
 def _head_of_each(messages: pa.Table, count: int) -> pa.Table:
-    """The heads in the order of the transactions; nulls for a transaction without a head."""
+    """Return the heads in the order of the transactions; nulls where a head is missing."""
     heads = messages.filter(pc.equal(messages["sequence"], HEAD_SEQUENCE))
     row = np.full(count, -1, dtype=np.int64)
     row[integers(heads["place"], 0)] = np.arange(heads.num_rows)
@@ -279,7 +279,7 @@ def _head_of_each(messages: pa.Table, count: int) -> pa.Table:
 
 
 def _lowest_groups(messages: pa.Table, count: int) -> pa.Array:
-    """The lowest group of each transaction, so that all readers choose the same group."""
+    """Choose the lowest group of each transaction, so that all readers choose the same."""
     of_group = Groups.of(pc.fill_null(messages["producer_group_min"], ""))
     order = np.argsort(np.array(of_group.keys.to_pylist(), dtype=object))
     rank = np.empty(len(order), dtype=np.int64)
@@ -292,7 +292,7 @@ def _lowest_groups(messages: pa.Table, count: int) -> pa.Array:
 def _immunities_s(
     groups: pa.ChunkedArray, immunities_s: pa.ChunkedArray, config: Config
 ) -> pa.ChunkedArray:
-    """The immunities, with the timeout of the group in place of an invalid immunity."""
+    """Return the immunities, with the timeout of the group in place of an invalid one."""
     distinct = DistinctRows.of(pa.table({"group": groups}))
     timeouts_s = distinct.values(
         (
@@ -329,7 +329,7 @@ def _as_table(
 
 
 def _id_times_ms(transaction_ids: pa.ChunkedArray) -> pa.Array:
-    """The times in ids; 0 for an id without one. Ids of one millisecond share their begin."""
+    """Read the times in ids; 0 for an id without one. Ids of a millisecond begin alike."""
     begin = pc.utf8_slice_codeunits(transaction_ids, 0, _TIME_CHARACTERS)
     distinct = DistinctRows.of(pa.table({"begin": begin}))
     _, first = np.unique(distinct.place, return_index=True)

@@ -1,4 +1,8 @@
-"""The recheck: a batch search of the logs for due transactions, without Spark."""
+"""The recheck: a batch search of the logs for due transactions, without Spark.
+
+It misses nothing that a stream may miss. Groups that could not be asked are asked at once when
+somebody answers for them again.
+"""
 
 from __future__ import annotations
 
@@ -33,95 +37,8 @@ from txmq.store.store_clock import StoreClock
 if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
 
-
-# --- returning:
-
 # Nobody was reached for one of these reasons.
 _NOBODY = pa.array([Reason.NO_LISTENER.value, Reason.BUSY.value])
-
-
-class ReturningGroups:
-    """The groups whose questions are due because somebody has come who may answer.
-
-    It compares what it sees with what it saw before, and no times of others. Not safe for several
-    threads.
-    """
-
-    def __init__(self, store: Store, groups_here: Iterable[str]) -> None:
-        """Read nothing yet; the groups with a listener in this process are due at the start."""
-        self._store = store
-        self._here = frozenset(groups_here)
-        self._due = set(self._here)
-        self._awaited: dict[str, RemoteRequests | None] = {}
-        self._members: dict[str, frozenset[tuple[str, int]]] = {}
-
-    def due(self) -> frozenset[str]:
-        """The groups that are due now; `done` says that they were asked."""
-        return frozenset(self._due)
-
-    def done(self, groups: Collection[str]) -> None:
-        """These groups were asked; they are due again when somebody new comes."""
-        self._due -= frozenset(groups)
-
-    def await_(self, transactions: pa.Table) -> None:
-        """Watch the groups of OPEN_TRANSACTIONS, also those that will be asked for the first time.
-
-        So the members that are there when a question is put are not new afterwards.
-        """
-        groups = set(pc.unique(transactions["producer_group"]).to_pylist()) - self._here
-        self._awaited = {group: self._awaited.get(group) for group in groups}
-        self.look()
-
-    def look(self) -> bool:
-        """Look for members that are new since the last look; whether any group is due."""
-        if self._awaited:
-            # One listing, and not a look for each group that never had a member.
-            for group in self._awaited.keys() & set(remote_groups(self._store)):
-                if self._has_new_member(group):
-                    self._due.add(group)
-        return bool(self._due)
-
-    def _has_new_member(self, group: str) -> bool:
-        requests = self._awaited[group] = self._awaited[group] or self._requests(group)
-        if requests is None or not requests.exists:
-            return False
-        if group in self._members and not requests.has_news():
-            return False
-        before = self._members.get(group, frozenset())
-        # A sign of life is news too: the member may have been suspended.
-        members = frozenset(requests.read().members.items())
-        self._members[group] = members
-        return not members <= before
-
-    def _requests(self, group: str) -> RemoteRequests | None:
-        try:
-            return requests_in(self._store, group)
-        except InvalidNameError:
-            # A half written by hand may name any group.
-            return None
-
-
-def returned(transactions: pa.Table, groups: Collection[str], clock_ms: int) -> pa.Table:
-    """The rows of OPEN_TRANSACTIONS that wait for nothing but one of these groups, as DUE."""
-    names = pa.array(list(groups), pa.string())
-    is_back = pc.is_in(transactions["producer_group"], value_set=names)
-    is_pause = pc.invert(pc.fill_null(transactions["is_due"], False))  # noqa: FBT003
-    rows = transactions.filter(pc.and_(pc.and_(is_back, is_pause), _waits(transactions)))
-    columns = {
-        **{name: rows[name] for name in DUE.names if name in rows.column_names},
-        "deadline_ms": pa.array([clock_ms] * rows.num_rows, pa.int64()),
-        "has_returned": pa.array([True] * rows.num_rows, pa.bool_()),
-    }
-    return pa.table({name: columns[name] for name in DUE.names}).cast(DUE)
-
-
-def _waits(transactions: pa.Table) -> pa.ChunkedArray:
-    is_pending = pc.equal(transactions["state"], TransactionState.PENDING.value)
-    return pc.and_(is_pending, pc.is_in(transactions["reason"], value_set=_NOBODY))
-
-
-# --- recheck:
-
 logger = logging.getLogger(__name__)
 
 
@@ -147,7 +64,7 @@ class RecheckResult:
     unheard_groups: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain values, for JSON."""
+        """Return the result as plain values, for JSON."""
         values: dict[str, Any] = plain(self)
         values["checks"]["asked"] = self.checks.asked
         return values
@@ -237,13 +154,13 @@ class Recheck:
         self.search_s = 0.0
 
     def may_find_more(self) -> bool:
-        """Whether half or op has news since the last search, or a deadline has passed since."""
+        """Tell whether half or op has news since the last search, or a deadline has passed."""
         # Before the first search nothing may ask for the time, which may fail.
         is_first = self._quiet_until_ms == -math.inf
         return is_first or self._open.has_news() or self._clock.now_ms() >= self._quiet_until_ms
 
     def has_returned(self) -> bool:
-        """Whether a group has a listener again that could not be asked; a few lookups of files."""
+        """Tell whether a group has a listener again that could not be asked."""
         return self._returning.look()
 
     def run_once(
@@ -307,7 +224,7 @@ class Recheck:
 def all_listeners(
     config: Config, listeners: Mapping[str, CheckListener] | None
 ) -> dict[str, CheckListener]:
-    """The listeners of the arguments, and of the settings for other groups, by stored names.
+    """Join the listeners of the arguments with those of the settings for other groups.
 
     Raises: ListenerError.
     """
@@ -324,7 +241,7 @@ def all_listeners(
 
 
 def _next_deadline_ms(transactions: pa.Table, dues: pa.Table) -> float:
-    """The next deadline of OPEN_TRANSACTIONS; minus infinity if any is due already."""
+    """Return the next deadline of OPEN_TRANSACTIONS; minus infinity if any is due already."""
     if dues.num_rows:
         return -math.inf
     next_us = pc.min(transactions["deadline"].cast(pa.int64())).as_py()
@@ -348,7 +265,7 @@ def _result(checks: RoundResult, transactions: pa.Table, *, is_complete: bool) -
 
 
 def _next_check(transactions: pa.Table) -> datetime | None:
-    """The first deadline among those that are asked again."""
+    """Return the first deadline among those that are asked again."""
     is_pending = pc.equal(transactions["state"], TransactionState.PENDING.value)
     first: datetime | None = pc.min(transactions.filter(is_pending)["deadline"]).as_py()
     return first
@@ -358,3 +275,86 @@ def _unheard(transactions: pa.Table) -> tuple[str, ...]:
     is_unheard = pc.equal(transactions["reason"], Reason.NO_LISTENER.value)
     groups = pc.unique(transactions.filter(is_unheard)["producer_group"])
     return tuple(sorted(groups.to_pylist()))
+
+
+# --- Groups that come back -----------------------------------------------------------------------
+
+
+class ReturningGroups:
+    """The groups whose questions are due because somebody has come who may answer.
+
+    It compares what it sees with what it saw before, and no times of others. Not safe for several
+    threads.
+    """
+
+    def __init__(self, store: Store, groups_here: Iterable[str]) -> None:
+        """Read nothing yet; the groups with a listener in this process are due at the start."""
+        self._store = store
+        self._here = frozenset(groups_here)
+        self._due = set(self._here)
+        self._awaited: dict[str, RemoteRequests | None] = {}
+        self._members: dict[str, frozenset[tuple[str, int]]] = {}
+
+    def due(self) -> frozenset[str]:
+        """Return the groups that are due now; `done` says that they were asked."""
+        return frozenset(self._due)
+
+    def done(self, groups: Collection[str]) -> None:
+        """Note that these groups were asked; they are due again when somebody new comes."""
+        self._due -= frozenset(groups)
+
+    def await_(self, transactions: pa.Table) -> None:
+        """Watch the groups of OPEN_TRANSACTIONS, also those that will be asked for the first time.
+
+        So the members that are there when a question is put are not new afterwards.
+        """
+        groups = set(pc.unique(transactions["producer_group"]).to_pylist()) - self._here
+        self._awaited = {group: self._awaited.get(group) for group in groups}
+        self.look()
+
+    def look(self) -> bool:
+        """Look for members that are new since the last look; return whether any group is due."""
+        if self._awaited:
+            # One listing, and not a look for each group that never had a member.
+            for group in self._awaited.keys() & set(remote_groups(self._store)):
+                if self._has_new_member(group):
+                    self._due.add(group)
+        return bool(self._due)
+
+    def _has_new_member(self, group: str) -> bool:
+        requests = self._awaited[group] = self._awaited[group] or self._requests(group)
+        if requests is None or not requests.exists:
+            return False
+        if group in self._members and not requests.has_news():
+            return False
+        before = self._members.get(group, frozenset())
+        # A sign of life is news too: the member may have been suspended.
+        members = frozenset(requests.read().members.items())
+        self._members[group] = members
+        return not members <= before
+
+    def _requests(self, group: str) -> RemoteRequests | None:
+        try:
+            return requests_in(self._store, group)
+        except InvalidNameError:
+            # A half written by hand may name any group.
+            return None
+
+
+def returned(transactions: pa.Table, groups: Collection[str], clock_ms: int) -> pa.Table:
+    """Select OPEN_TRANSACTIONS that wait for nothing but one of these groups, as DUE."""
+    names = pa.array(list(groups), pa.string())
+    is_back = pc.is_in(transactions["producer_group"], value_set=names)
+    is_pause = pc.invert(pc.fill_null(transactions["is_due"], False))  # noqa: FBT003
+    rows = transactions.filter(pc.and_(pc.and_(is_back, is_pause), _waits(transactions)))
+    columns = {
+        **{name: rows[name] for name in DUE.names if name in rows.column_names},
+        "deadline_ms": pa.array([clock_ms] * rows.num_rows, pa.int64()),
+        "has_returned": pa.array([True] * rows.num_rows, pa.bool_()),
+    }
+    return pa.table({name: columns[name] for name in DUE.names}).cast(DUE)
+
+
+def _waits(transactions: pa.Table) -> pa.ChunkedArray:
+    is_pending = pc.equal(transactions["state"], TransactionState.PENDING.value)
+    return pc.and_(is_pending, pc.is_in(transactions["reason"], value_set=_NOBODY))

@@ -43,11 +43,7 @@ from txmq.store.store import Store
 if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
 
-
-# --- contexts:
-
 logger = logging.getLogger(__name__)
-
 _ASKED = {
     ClaimKind.COMMIT.value: LocalTransactionState.COMMIT,
     ClaimKind.ROLLBACK.value: LocalTransactionState.ROLLBACK,
@@ -55,217 +51,9 @@ _ASKED = {
     ClaimKind.DISCARD.value: LocalTransactionState.UNKNOWN,
 }
 _COLUMNS = ["transaction_id", "kind", "producer_group", "source", "reason"]
-
-
-class CheckHooks:
-    """Tells hooks of durable COMMIT, ROLLBACK and DISCARD claims of a check."""
-
-    def __init__(self, hooks: Hooks, store: Store) -> None:
-        """Open nothing yet."""
-        self._hooks = hooks
-        self._queue: deque[pa.Table] = deque()
-        self._lock = threading.Lock()
-        self._ends = EndReader(store.tables.logs())
-
-    def written(self, claims: pa.Table) -> None:
-        """Queue the ends among durable `claims`, as OP, until `tell`."""
-        if self._hooks.hear_ends:
-            is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_ASKED)))
-            self._queue.append(claims.select(_COLUMNS).filter(is_end))
-
-    def tell(self) -> None:
-        """Tell the hooks of each queued end, with the state that the transaction has now.
-
-        Do not call it while the check lease is held: a slow hook would delay other services.
-
-        Reads: op, settled, half; nothing without hooks for ends. Commits: 0.
-        """
-        with self._lock:
-            while self._queue:
-                self._tell(self._queue.popleft().to_pylist())
-
-    def flush(self) -> None:
-        """Tell the hooks of the queued ends, then flush the hooks."""
-        self.tell()
-        self._hooks.flush()
-
-    def _tell(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        resolutions = self._resolutions([row["transaction_id"] for row in rows])
-        for row in rows:
-            self._hooks.ended(_context(row, resolutions.get(row["transaction_id"])))
-
-    def _resolutions(self, transaction_ids: Sequence[str]) -> Mapping[str, Resolution]:
-        try:
-            return self._ends.ends_of(transaction_ids)
-        except TxmqError as error:
-            # The claims are written; an error for hooks must not stop the next round.
-            logger.warning("hooks are told of ends without their state: %s", error)
-            return {}
-
-
-def _context(row: Mapping[str, Any], resolution: Resolution | None) -> EndContext:
-    return EndContext(
-        producer_group=unwrapped(row["producer_group"]),
-        namespace=namespace_of(row["producer_group"]),
-        transaction_id=row["transaction_id"],
-        asked=_ASKED[row["kind"]],
-        source=row["source"] if resolution is None else resolution.source,
-        from_check=True,
-        state=None if resolution is None else resolution.state,
-        reason=row["reason"],
-    )
-
-
-# --- lease:
-
 _ASKING = "asking"
 # A token: the holder, its revision, the time.
 _TOKEN = re.compile(r"[^/]*/[^/]*/([0-9]{1,18})", re.ASCII)
-
-
-class LeaseValue(TypedDict):
-    """The value of the register: who may ask, and a token for each group that is still asked."""
-
-    holder: NotRequired[str | None]
-    renewed_ms: int
-    asking: NotRequired[Mapping[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Silence:
-    """The last renewal of another holder, and since when this observer has seen it."""
-
-    revision: int
-    since_ms: int
-
-
-class CheckLease:
-    """The right to ask. A round takes it, asks, makes the answers durable, and gives it back.
-
-    A group whose listener is slow stays with the round that asked it, while the lease is free for
-    the other groups: the value names these groups until their answers are durable, for the length
-    of a lease at the longest.
-
-    So a transaction is asked at most its maximum, plus once for each round that died before it
-    wrote its claims. A holder whose clock is ahead cannot block other services for ever: to an
-    observer no time of others is later than its own now.
-    """
-
-    def __init__(self, register: Register, holder: str, lease_s: float) -> None:
-        """`holder` is the unique id of this object."""
-        self._register = register
-        self._holder = holder
-        self._lease_ms = round(lease_s * 1000)
-        self._held: Registered | None = None
-        self._silence: _Silence | None = None
-        self._asking: dict[str, str] = {}
-        # The groups that the value names for this holder.
-        self._named: set[str] = set()
-        # Since when a group is asked by another service, as far as this observer knows.
-        self._since_ms: dict[tuple[str, str], int] = {}
-
-    def take(self, now_ms: int) -> bool:
-        """Take the lease if it is free or its holder is silent: one commit. Never waits."""
-        seen = self._register.read()
-        if not self._may_take(seen, now_ms):
-            return False
-        try:
-            value = self._value(self._holder, now_ms, self._of_others(seen, now_ms))
-            self._held = self._register.swap(seen, value, now_ms)
-        except CommitRefusedError:
-            return False
-        return True
-
-    def busy_groups(self, now_ms: int) -> frozenset[str]:
-        """The groups that other services still ask, as of the last `take`."""
-        return frozenset(self._of_others(self._held, now_ms)) if self._held else frozenset()
-
-    def finish(self, still_asked: Collection[str], now_ms: int) -> None:
-        """The answers of all but these groups are durable: one commit.
-
-        No commit if nothing has changed, or while a round holds the lease; then call it again.
-        """
-        if self._named <= set(still_asked):
-            return
-        self._asking = {key: token for key, token in self._asking.items() if key in still_asked}
-        seen = self._register.read()
-        if seen.value.get("holder") is not None:
-            return
-        value = self._value(None, now_ms, self._of_others(seen, now_ms))
-        try:
-            self._register.swap(seen, value, now_ms)
-        except CommitRefusedError:
-            return
-        self._named = set(self._asking)
-
-    def give_back(self, now_ms: int, asking: Collection[str] = ()) -> None:
-        """Free the lease, and name the groups that are still asked: one commit.
-
-        No commit if another service has taken the lease over.
-        """
-        seen, held = self._register.read(), self._held
-        self._held = None
-        if held is None or seen.revision != held.revision:
-            return
-        self._asking |= dict.fromkeys(asking, f"{self._holder}/{held.revision}/{now_ms}")
-        try:
-            value = self._value(None, now_ms, self._of_others(seen, now_ms))
-            self._register.swap(seen, value, now_ms)
-        except CommitRefusedError:
-            return
-        self._named = set(self._asking)
-
-    def _may_take(self, seen: Registered, now_ms: int) -> bool:
-        if seen.value.get("holder") in (None, self._holder):
-            return True
-        return now_ms - self._silent_since_ms(seen, now_ms) >= self._lease_ms
-
-    def _silent_since_ms(self, seen: Registered, now_ms: int) -> int:
-        silence = self._silence
-        if silence is None or silence.revision != seen.revision:
-            silence = _Silence(seen.revision, int(seen.value["renewed_ms"]))
-        # A time in the future comes from another clock, or this clock was set back.
-        self._silence = _Silence(silence.revision, min(silence.since_ms, now_ms))
-        return self._silence.since_ms
-
-    def _value(
-        self, holder: str | None, now_ms: int, of_others: Mapping[str, str]
-    ) -> dict[str, object]:
-        asking = {**of_others, **self._asking}
-        named: dict[str, object] = {_ASKING: asking} if asking else {}
-        return {"holder": holder, "renewed_ms": now_ms, **named}
-
-    def _of_others(self, seen: Registered, now_ms: int) -> dict[str, str]:
-        """The groups that others ask, and have not asked for longer than a lease."""
-        others = {pair for pair in _asking(seen).items() if not self._is_own(pair[1])}
-        # A scheduled recheck looks once, so the time at which they were named counts from the
-        # start. One in the future comes from another clock, or this clock was set back.
-        self._since_ms = {
-            pair: min(self._since_ms.get(pair, _named_ms(pair[1], seen)), now_ms) for pair in others
-        }
-        return {
-            group: token
-            for (group, token), since_ms in self._since_ms.items()
-            if now_ms - since_ms < self._lease_ms
-        }
-
-    def _is_own(self, token: str) -> bool:
-        return token.partition("/")[0] == self._holder
-
-
-def _named_ms(token: str, seen: Registered) -> int:
-    """When a group was named; an earlier txmq wrote no time, and the last change counts."""
-    has_time = _TOKEN.fullmatch(token)
-    return int(has_time[1] if has_time else seen.value["renewed_ms"])
-
-
-def _asking(seen: Registered) -> dict[str, str]:
-    groups = seen.value.get(_ASKING)
-    return dict(groups) if isinstance(groups, dict) else {}
-
-
-# --- round:
-
 LEASE_POLL_S = 0.05
 # After this time a service goes on without the groups whose listeners have not answered.
 PATIENCE_S = 1.0
@@ -319,7 +107,7 @@ class CheckRound:
         return bool(self._slow)
 
     def limit_of(self, producer_group: str) -> int:
-        """The number of transactions of a group that one round asks about."""
+        """Return how many transactions of a group one round asks about."""
         return self._listeners.limit_of(producer_group)
 
     def run(
@@ -383,7 +171,7 @@ class CheckRound:
     def _run(
         self, dues: pa.Table, clock_ms: int, source: ClaimSource, may_wait: Callable[[], bool]
     ) -> RoundResult | None:
-        """A round without the groups that this service still asks."""
+        """Run a round without the groups that this service still asks."""
         free = _without_groups(dues, self._asked_groups)
         is_asked = RoundResult(dropped=dues.num_rows - free.num_rows)
         if not free.num_rows:
@@ -426,7 +214,7 @@ class CheckRound:
         reached(FailPoint.CHECKS_COMMITTED)
 
     def _decided(self, dues: pa.Table, clock_ms: int) -> Actions:
-        """One action for each transaction that needs one, in the order of the deadlines."""
+        """Read standings and decide; return the actions in the order of the deadlines."""
         of_transaction = Groups.of(dues["transaction_id"])
         _, first = np.unique(of_transaction.place, return_index=True)
         owners = dues.select(["transaction_id", "producer_group"]).take(pa.array(first))
@@ -435,7 +223,7 @@ class CheckRound:
         return actions_of(dues, of_dues, clock_ms, self._config)
 
     def _asked(self, actions: Actions, source: ClaimSource) -> tuple[Actions, int]:
-        """The actions with the outcomes of groups that are done, and how many found no room."""
+        """Ask; return the actions of groups that are done, and how many found no room."""
         asks = actions.asks
         if not asks.num_rows:
             return actions, 0
@@ -492,7 +280,7 @@ class _SlowRound:
         return self.asked.open_groups
 
     def take(self, until_s: float) -> Actions:
-        """The actions about groups that are done by `until_s`, with their outcomes."""
+        """Take the actions about groups that are done by `until_s`, with their outcomes."""
         outcomes = self.asked.take(until_s)
         done = self.actions.only(outcomes["transaction_id"].combine_chunks())
         return done.answered(outcomes)
@@ -519,3 +307,209 @@ def _log(result: RoundResult) -> None:
     if result.unreadable:
         shown = result.unreadable[:5]
         logger.error("%d halves cannot be read, first %s", len(result.unreadable), shown)
+
+
+# --- The lease -----------------------------------------------------------------------------------
+
+
+class LeaseValue(TypedDict):
+    """The value of the register: who may ask, and a token for each group that is still asked."""
+
+    holder: NotRequired[str | None]
+    renewed_ms: int
+    asking: NotRequired[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """The last renewal of another holder, and since when this observer has seen it."""
+
+    revision: int
+    since_ms: int
+
+
+class CheckLease:
+    """The right to ask. A round takes it, asks, makes the answers durable, and gives it back.
+
+    A group whose listener is slow stays with the round that asked it, while the lease is free for
+    the other groups: the value names these groups until their answers are durable, for the length
+    of a lease at the longest.
+
+    So a transaction is asked at most its maximum, plus once for each round that died before it
+    wrote its claims. A holder whose clock is ahead cannot block other services for ever: to an
+    observer no time of others is later than its own now.
+    """
+
+    def __init__(self, register: Register, holder: str, lease_s: float) -> None:
+        """Open nothing yet; `holder` is the unique id of this object."""
+        self._register = register
+        self._holder = holder
+        self._lease_ms = round(lease_s * 1000)
+        self._held: Registered | None = None
+        self._silence: _Silence | None = None
+        self._asking: dict[str, str] = {}
+        # The groups that the value names for this holder.
+        self._named: set[str] = set()
+        # Since when a group is asked by another service, as far as this observer knows.
+        self._since_ms: dict[tuple[str, str], int] = {}
+
+    def take(self, now_ms: int) -> bool:
+        """Take the lease if it is free or its holder is silent: one commit. Never waits."""
+        seen = self._register.read()
+        if not self._may_take(seen, now_ms):
+            return False
+        try:
+            value = self._value(self._holder, now_ms, self._of_others(seen, now_ms))
+            self._held = self._register.swap(seen, value, now_ms)
+        except CommitRefusedError:
+            return False
+        return True
+
+    def busy_groups(self, now_ms: int) -> frozenset[str]:
+        """Return the groups that other services still ask, as of the last `take`."""
+        return frozenset(self._of_others(self._held, now_ms)) if self._held else frozenset()
+
+    def finish(self, still_asked: Collection[str], now_ms: int) -> None:
+        """Note that the answers of all but these groups are durable: one commit.
+
+        No commit if nothing has changed, or while a round holds the lease; then call it again.
+        """
+        if self._named <= set(still_asked):
+            return
+        self._asking = {key: token for key, token in self._asking.items() if key in still_asked}
+        seen = self._register.read()
+        if seen.value.get("holder") is not None:
+            return
+        value = self._value(None, now_ms, self._of_others(seen, now_ms))
+        try:
+            self._register.swap(seen, value, now_ms)
+        except CommitRefusedError:
+            return
+        self._named = set(self._asking)
+
+    def give_back(self, now_ms: int, asking: Collection[str] = ()) -> None:
+        """Free the lease, and name the groups that are still asked: one commit.
+
+        No commit if another service has taken the lease over.
+        """
+        seen, held = self._register.read(), self._held
+        self._held = None
+        if held is None or seen.revision != held.revision:
+            return
+        self._asking |= dict.fromkeys(asking, f"{self._holder}/{held.revision}/{now_ms}")
+        try:
+            value = self._value(None, now_ms, self._of_others(seen, now_ms))
+            self._register.swap(seen, value, now_ms)
+        except CommitRefusedError:
+            return
+        self._named = set(self._asking)
+
+    def _may_take(self, seen: Registered, now_ms: int) -> bool:
+        if seen.value.get("holder") in (None, self._holder):
+            return True
+        return now_ms - self._silent_since_ms(seen, now_ms) >= self._lease_ms
+
+    def _silent_since_ms(self, seen: Registered, now_ms: int) -> int:
+        silence = self._silence
+        if silence is None or silence.revision != seen.revision:
+            silence = _Silence(seen.revision, int(seen.value["renewed_ms"]))
+        # A time in the future comes from another clock, or this clock was set back.
+        self._silence = _Silence(silence.revision, min(silence.since_ms, now_ms))
+        return self._silence.since_ms
+
+    def _value(
+        self, holder: str | None, now_ms: int, of_others: Mapping[str, str]
+    ) -> dict[str, object]:
+        asking = {**of_others, **self._asking}
+        named: dict[str, object] = {_ASKING: asking} if asking else {}
+        return {"holder": holder, "renewed_ms": now_ms, **named}
+
+    def _of_others(self, seen: Registered, now_ms: int) -> dict[str, str]:
+        """Return the groups that others ask, and have not asked for longer than a lease."""
+        others = {pair for pair in _asking(seen).items() if not self._is_own(pair[1])}
+        # A scheduled recheck looks once, so the time at which they were named counts from the
+        # start. One in the future comes from another clock, or this clock was set back.
+        self._since_ms = {
+            pair: min(self._since_ms.get(pair, _named_ms(pair[1], seen)), now_ms) for pair in others
+        }
+        return {
+            group: token
+            for (group, token), since_ms in self._since_ms.items()
+            if now_ms - since_ms < self._lease_ms
+        }
+
+    def _is_own(self, token: str) -> bool:
+        return token.partition("/")[0] == self._holder
+
+
+def _named_ms(token: str, seen: Registered) -> int:
+    """Return when a group was named; where an earlier txmq wrote no time, the last change."""
+    has_time = _TOKEN.fullmatch(token)
+    return int(has_time[1] if has_time else seen.value["renewed_ms"])
+
+
+def _asking(seen: Registered) -> dict[str, str]:
+    groups = seen.value.get(_ASKING)
+    return dict(groups) if isinstance(groups, dict) else {}
+
+
+# --- Hooks ---------------------------------------------------------------------------------------
+
+
+class CheckHooks:
+    """Tells hooks of durable COMMIT, ROLLBACK and DISCARD claims of a check."""
+
+    def __init__(self, hooks: Hooks, store: Store) -> None:
+        """Open nothing yet."""
+        self._hooks = hooks
+        self._queue: deque[pa.Table] = deque()
+        self._lock = threading.Lock()
+        self._ends = EndReader(store.tables.logs())
+
+    def written(self, claims: pa.Table) -> None:
+        """Queue the ends among durable `claims`, as OP, until `tell`."""
+        if self._hooks.hear_ends:
+            is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_ASKED)))
+            self._queue.append(claims.select(_COLUMNS).filter(is_end))
+
+    def tell(self) -> None:
+        """Tell the hooks of each queued end, with the state that the transaction has now.
+
+        Do not call it while the check lease is held: a slow hook would delay other services.
+
+        Reads: op, settled, half; nothing without hooks for ends. Commits: 0.
+        """
+        with self._lock:
+            while self._queue:
+                self._tell(self._queue.popleft().to_pylist())
+
+    def flush(self) -> None:
+        """Tell the hooks of the queued ends, then flush the hooks."""
+        self.tell()
+        self._hooks.flush()
+
+    def _tell(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        resolutions = self._resolutions([row["transaction_id"] for row in rows])
+        for row in rows:
+            self._hooks.ended(_context(row, resolutions.get(row["transaction_id"])))
+
+    def _resolutions(self, transaction_ids: Sequence[str]) -> Mapping[str, Resolution]:
+        try:
+            return self._ends.ends_of(transaction_ids)
+        except TxmqError as error:
+            # The claims are written; an error for hooks must not stop the next round.
+            logger.warning("hooks are told of ends without their state: %s", error)
+            return {}
+
+
+def _context(row: Mapping[str, Any], resolution: Resolution | None) -> EndContext:
+    return EndContext(
+        producer_group=unwrapped(row["producer_group"]),
+        namespace=namespace_of(row["producer_group"]),
+        transaction_id=row["transaction_id"],
+        asked=_ASKED[row["kind"]],
+        source=row["source"] if resolution is None else resolution.source,
+        from_check=True,
+        state=None if resolution is None else resolution.state,
+        reason=row["reason"],
+    )

@@ -49,7 +49,7 @@ class Trigger(Protocol):
         ...
 
     def recheck_interval_s(self) -> float:
-        """The time from the begin of the last recheck to the next one."""
+        """Return the time from the begin of the last recheck to the next one."""
         ...
 
     def stop(self) -> None:
@@ -71,7 +71,7 @@ class LogTrigger:
         return False
 
     def recheck_interval_s(self) -> float:
-        """Infinite without news; else the trigger interval, or ten times the time of a search."""
+        """Return infinity without news, else the trigger interval or ten times a search."""
         if not self._recheck.may_find_more():
             return math.inf
         return max(self._trigger_s, SEARCHES_IN_A_PAUSE * self._recheck.search_s)
@@ -221,7 +221,7 @@ class CheckHandle(ThreadHandle):
             self._try_recheck()
 
     def _has_returned(self) -> bool:
-        """Whether producers came back; looked at once per trigger interval."""
+        """Tell whether producers came back; looked at once per trigger interval."""
         if time.monotonic() - self._looked_s < self._look_s:
             return False
         self._looked_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Checks the arguments of a consumer before anything is opened or written."""
+"""Check the arguments of a consumer before anything is opened or written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.offsets import OffsetsByTopic, StartPoint
-from txmq.consumer.rules import ALL, GroupSettings
+from txmq.consumer.offsets import ConsumeFromWhere, OffsetsByTopic, StartPoint
+from txmq.consumer.rules import ALL, ConsumeMode, GroupSettings
 from txmq.errors import ConfigError, InvalidNameError, shown
 from txmq.message.filter import MessageFilter, parse_filter
 from txmq.message.names import (
@@ -82,28 +81,28 @@ class Subscription:
         return GroupSettings(self.mode, texts)
 
     def filter_of(self, topic: str) -> MessageFilter | None:
-        """The filter of a topic by its stored name; None where all messages pass."""
+        """Return the filter of a topic by its stored name; None if all messages pass."""
         message_filter = self.filters.get(topic)
         return None if message_filter is None or message_filter.is_all else message_filter
 
 
 def filters_by_topic(topics: Topics, namespace: str | None) -> dict[str, MessageFilter]:
-    """The filter of each topic, by the topic's stored name.
+    """Return the filter of each topic, by the topic's stored name.
 
-    Raises: InvalidNameError, InvalidFilterError; ConfigError where no topic is named.
+    Raises: InvalidNameError, InvalidFilterError; ConfigError if no topic is named.
     """
-    named: Mapping[str, Filter | None]
+    filters: Mapping[str, Filter | None]
     if isinstance(topics, Mapping):
-        named = topics
+        filters = topics
     elif isinstance(topics, str):
-        named = {topics: None}
+        filters = {topics: None}
     else:
-        named = {check_readable_topic(topic): None for topic in _several(topics)}
-    if not named:
+        filters = {check_readable_topic(topic): None for topic in _several(topics)}
+    if not filters:
         raise ConfigError(["topics must name at least one topic"])
     return {
         topic_in_namespace(topic, namespace): parse_filter(ALL if text is None else text)
-        for topic, text in named.items()
+        for topic, text in filters.items()
     }
 
 
@@ -129,16 +128,10 @@ def _checked_member_id(member_id: object, mode: ConsumeMode) -> str:
 
 
 def checked_queue(queue_id: object) -> int | None:
-    """The number of a queue, or None for all. Raises: ConfigError."""
+    """Check the id of a queue, or None for all queues. Raises: ConfigError."""
     if queue_id is None or (type(queue_id) is int and queue_id >= 0):
         return queue_id
     raise ConfigError([f"queue_id must be a whole number from 0 on, not {shown(queue_id)}"])
-
-
-def check_max_messages(max_messages: object, name: str = "max_messages") -> None:
-    """Refuse what is no number of messages. Raises: ConfigError."""
-    if faults := _faults_of_max_messages(max_messages, name):
-        raise ConfigError(faults)
 
 
 def check_reads(topic: str, topics: Collection[str]) -> None:
@@ -150,10 +143,15 @@ def check_reads(topic: str, topics: Collection[str]) -> None:
 def check_poll(max_messages: object, timeout_s: object) -> None:
     """Refuse what `poll` cannot take. Raises: ConfigError, which names all faults."""
     faults = _faults_of_max_messages(max_messages)
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not (is_number and 0 <= float(str(timeout_s)) < math.inf):
+    if _seconds(timeout_s) is None:
         faults.append(f"timeout_s must be seconds from 0 on, not {shown(timeout_s)}")
     if faults:
+        raise ConfigError(faults)
+
+
+def check_max_messages(max_messages: object, name: str = "max_messages") -> None:
+    """Refuse what is no number of messages. Raises: ConfigError."""
+    if faults := _faults_of_max_messages(max_messages, name):
         raise ConfigError(faults)
 
 
@@ -164,13 +162,19 @@ def _faults_of_max_messages(max_messages: object, name: str = "max_messages") ->
 
 
 def checked_timeout(consume_timeout_s: object, default_s: float) -> float:
-    """The seconds that a handler may take; the default for None. Raises: ConfigError."""
+    """Return the seconds that a handler may take; the default for None. Raises: ConfigError."""
     if consume_timeout_s is None:
         return default_s
-    is_number = isinstance(consume_timeout_s, int | float) and not isinstance(
-        consume_timeout_s, bool
-    )
-    if is_number and 0 < float(str(consume_timeout_s)) < math.inf:
-        return float(str(consume_timeout_s))
+    if seconds := _seconds(consume_timeout_s):
+        return seconds
     problem = "consume_timeout_s must be seconds above 0"
     raise ConfigError([f"{problem}, not {shown(consume_timeout_s)}"])
+
+
+def _seconds(value: object) -> float | None:
+    """Return a number of seconds from 0 on; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # Not float(value): that raises for an int beyond all floats, which is infinity here.
+    seconds = float(str(value))
+    return seconds if 0 <= seconds < math.inf else None

@@ -12,146 +12,31 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_timeout
-from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.group_reader import CommitResult
-from txmq.consumer.lag import QueueLag
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
-from txmq.consumer.push import (
-    ConsumerHandle,
+from txmq.consumer.handlers import (
     ConsumeStatus,
     Function,
     HandlersByTopic,
     RunEndedError,
-    check_callable,
+    check_async_function,
 )
-from txmq.consumer.rules import TopicQueue
+from txmq.consumer.lag import QueueLag
+from txmq.consumer.offsets import ConsumeFromWhere
+from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
+from txmq.consumer.push import ConsumeResult, ConsumerHandle
+from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.delta.failures import process_id
-from txmq.errors import ClosedError, ConcurrentUseError, ConfigError, ConsumeTimeoutError
+from txmq.errors import ClosedError, ConcurrentUseError, ConsumeTimeoutError
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
-# --- awaited_handler:
-
+Result = TypeVar("Result")
 AsyncHandler = Callable[[ReceivedMessage], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
 
-# A call waits so long before it looks whether its loop is still there.
-LOOP_LOOK_S = 0.2
-
-
-class LoopEvent(threading.Event):
-    """Set by `set`, and once its event loop is closed: from there nobody can set it any more."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Not set, where the loop is there."""
-        super().__init__()
-        self._loop = loop
-
-    def is_set(self) -> bool:
-        """Whether it is set, or the loop is closed."""
-        return super().is_set() or self._loop.is_closed()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """As `threading.Event.wait`; a close of the loop is seen after the wait."""
-        return super().wait(timeout) or self._loop.is_closed()
-
-
-def check_async_function(name: str, function: object) -> None:
-    """Refuse what cannot be called, or is a generator. Raises: ConfigError."""
-    check_callable(name, function)
-    called = (function, type(function).__call__)
-    if any(
-        inspect.isasyncgenfunction(part) or inspect.isgeneratorfunction(part) for part in called
-    ):
-        problem = "is a generator, so a call of it does nothing; pass a function"
-        raise ConfigError([f"{name} {problem}, plain or async"])
-
-
-class AwaitedHandler:
-    """A handler for the thread of a consumer, whose work is done in an event loop.
-
-    A call that takes too long is cancelled, so the thread is soon free. All but `__call__` is for
-    the thread of the loop.
-    """
-
-    def __init__(
-        self, handler: Callable[[ReceivedMessage], Any], timeout_s: float, stop: Callable[[], None]
-    ) -> None:
-        """`handler` is checked already; `stop` asks the consumer to take no further message."""
-        self._handler, self._timeout_s, self._stop = handler, timeout_s, stop
-        self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[Any] | None = None
-        self.is_ending = False
-
-    def __call__(self, message: ReceivedMessage) -> ConsumeStatus | None:
-        """Wait for the handler. Raises: RunEndedError where nothing is to be handled any more."""
-        if self.is_ending or self._loop.is_closed():
-            raise RunEndedError
-        call = self._begun(message)
-        while not wait([call], LOOP_LOOK_S).done:
-            self._check_loop()
-        status: ConsumeStatus | None = call.result()
-        return status
-
-    def _begun(self, message: ReceivedMessage) -> Future[Any]:
-        """A call in the loop; it has the context of this thread, so the span of the message."""
-        work = self._awaited(message)
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            self._check_loop()
-            raise
-
-    def _check_loop(self) -> None:
-        """What a closed loop has begun does not end. Raises: RunEndedError."""
-        if self._loop.is_closed():
-            raise RunEndedError
-
-    async def _awaited(self, message: ReceivedMessage) -> Any:
-        task = self._task = asyncio.current_task()
-        try:
-            if self.is_ending:
-                raise RunEndedError
-            async with asyncio.timeout(self._timeout_s) as limit:
-                answer = self._handler(message)
-                return await answer if inspect.isawaitable(answer) else answer
-        except TimeoutError:
-            if limit.expired():
-                raise ConsumeTimeoutError(self._timeout_s) from None
-            raise
-        except asyncio.CancelledError:
-            # A handler that cancels itself has failed; else somebody ends this work.
-            if task is not None and task.cancelling():
-                raise RunEndedError from None
-            raise
-        finally:
-            # A call that was given up may end while the next one is on its way.
-            if self._task is task:
-                self._task = None
-
-    @property
-    def is_of_this_task(self) -> bool:
-        """Whether the call of the handler on its way is what asks."""
-        return self._task is not None and self._task is asyncio.current_task()
-
-    def finish(self) -> None:
-        """Let the call on its way end, and begin no other one."""
-        self.is_ending = True
-        self._stop()
-
-    def cancel(self) -> None:
-        """As `finish`, and cancel the call on its way: its message comes again."""
-        self.finish()
-        if self._task is not None:
-            self._task.cancel()
-
-
-# --- awaitable:
-
-Result = TypeVar("Result")
 # A call that does not end when it is cancelled is given up so much later.
 CANCEL_GRACE_S = 5.0
+# A call waits so long before it looks whether its loop is still there.
+LOOP_LOOK_S = 0.2
 
 
 class AsyncPullConsumer:
@@ -234,7 +119,7 @@ class AsyncPullConsumer:
     async def poll(
         self, max_messages: int = POLL_MESSAGES, timeout_s: float = 1.0
     ) -> list[ReceivedMessage]:
-        """As `PullConsumer.poll`."""
+        """Take messages, as `PullConsumer.poll`."""
         check_poll(max_messages, timeout_s)
         self._in_hand = None
         if not self._waiting:
@@ -243,25 +128,25 @@ class AsyncPullConsumer:
 
     async def _polled(self, max_messages: int, timeout_s: float) -> list[ReceivedMessage]:
         stopping = LoopEvent(asyncio.get_running_loop())
-        taken = self._free().submit(self.consumer.poll, max_messages, timeout_s, stopping)
+        polling = self._free().submit(self.consumer.poll, max_messages, timeout_s, stopping)
         self._polls.add(stopping)
         try:
-            return await asyncio.wrap_future(taken)
+            return await asyncio.wrap_future(polling)
         except asyncio.CancelledError:
             # Nobody gets them; the calls after this one find them in their place again.
             stopping.set()
             if not self._is_closed:
-                self._executor.submit(self._give_again, taken)
+                self._executor.submit(self._give_again, polling)
             raise
         finally:
             self._polls.discard(stopping)
 
-    def _give_again(self, taken: Future[list[ReceivedMessage]]) -> None:
-        if not taken.cancelled() and taken.exception() is None:
-            self.consumer.give_again(taken.result())
+    def _give_again(self, polling: Future[list[ReceivedMessage]]) -> None:
+        if not polling.cancelled() and polling.exception() is None:
+            self.consumer.give_again(polling.result())
 
     async def commit(self) -> CommitResult:
-        """As `PullConsumer.commit`: all that was handed out is handled.
+        """Commit, as `PullConsumer.commit`: all that was handed out is handled.
 
         A task that is cancelled meanwhile may have committed all the same.
         """
@@ -271,20 +156,22 @@ class AsyncPullConsumer:
     async def send_back(
         self, message: ReceivedMessage, *, reason: str | BaseException, delay_level: int = 0
     ) -> None:
-        """As `PullConsumer.send_back`."""
-        back = self.consumer.send_back
-        await self._call(lambda: back(message, reason=reason, delay_level=delay_level))
+        """Send a message back, as `PullConsumer.send_back`."""
+        consumer = self.consumer
+        await self._call(
+            lambda: consumer.send_back(message, reason=reason, delay_level=delay_level)
+        )
 
     def __aiter__(self) -> Self:
         """Hand out message after message, for ever, and commit on the way.
 
         A message is handled when the loop asks for the next one. What the loop has in hand when it
-        ends comes again, unless `commit` is called. The loop ends where another task calls `close`.
+        ends comes again, unless `commit` is called. The loop ends if another task calls `close`.
         """
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        """The next message. Raises: as `poll` and `commit`."""
+        """Return the next message. Raises: as `poll` and `commit`."""
         if self._is_closed:
             raise StopAsyncIteration
         if self._in_hand is not None and (not self._waiting or self.consumer.is_commit_due):
@@ -301,19 +188,19 @@ class AsyncPullConsumer:
     # --- pushing ----------------------------------------------------------------------------
 
     def on(self, topic: str, *, model: type[Any] | None = None) -> Callable[[Function], Function]:
-        """As `PullConsumer.on`, for functions that are async or plain.
+        """Add a handler, as `PullConsumer.on`, for functions that are async or plain.
 
         A plain function holds up the event loop while it runs. Raises: as `PullConsumer.on`.
         """
         return self._by_topic.on(topic, model)
 
     async def run_once(self, handler: AsyncHandler | None = None) -> ConsumeResult:
-        """As `PullConsumer.run_once`, with a handler that is async or plain.
+        """Handle messages, as `PullConsumer.run_once`, with a handler that is async or plain.
 
-        A handler that takes too long is cancelled, and has failed. Where this call is cancelled, so
+        A handler that takes too long is cancelled, and has failed. If this call is cancelled, so
         is the handler; its message has not failed, and comes again.
 
-        Raises: as `PullConsumer.run_once`; ClosedError where another task closes the consumer.
+        Raises: as `PullConsumer.run_once`; ClosedError if another task closes the consumer.
         """
         chosen = self._chosen(handler)
         awaited = AwaitedHandler(chosen, self._timeout_s, stop=lambda: None)
@@ -327,7 +214,7 @@ class AsyncPullConsumer:
         way end; cancelling the task cancels the call, and its message comes again.
 
         Returns:
-            How many messages the handler was given, where another task called `close`.
+            How many messages the handler was given, if another task called `close`.
 
         Raises: ConfigError, ConcurrentUseError, ConsumerGroupConflictError.
         """
@@ -368,44 +255,44 @@ class AsyncPullConsumer:
 
     @property
     def assignment(self) -> tuple[TopicQueue, ...]:
-        """As `PullConsumer.assignment`."""
+        """The queues that this member reads now, as `PullConsumer.assignment`."""
         return self.consumer.assignment
 
     async def pause(self, topic: str, queue_id: int | None = None) -> None:
-        """As `PullConsumer.pause`."""
+        """Pause, as `PullConsumer.pause`."""
         await self._drop_waiting()
         await self._call(self.consumer.pause, topic, queue_id)
 
     async def resume(self, topic: str, queue_id: int | None = None) -> None:
-        """As `PullConsumer.resume`."""
+        """Resume, as `PullConsumer.resume`."""
         await self._call(self.consumer.resume, topic, queue_id)
 
     async def seek(self, topic: str, queue_id: int, offset: int) -> None:
-        """As `PullConsumer.seek`."""
+        """Go on at another offset, as `PullConsumer.seek`."""
         await self._drop_waiting()
         await self._call(self.consumer.seek, topic, queue_id, offset)
 
     async def seek_to_time(self, topic: str, moment: datetime) -> None:
-        """As `PullConsumer.seek_to_time`."""
+        """Go on at a moment, as `PullConsumer.seek_to_time`."""
         await self._drop_waiting()
         await self._call(self.consumer.seek_to_time, topic, moment)
 
     async def lag(self) -> list[QueueLag]:
-        """As `PullConsumer.lag`."""
+        """Count what the group has not consumed, as `PullConsumer.lag`."""
         return await self._call(self.consumer.lag)
 
     async def _drop_waiting(self) -> None:
-        """Have what waits to be handed out taken again."""
+        """Give what waits to be handed out back, so that it is taken again."""
         if self._waiting:
-            given = self._free().submit(self.consumer.give_again, tuple(self._waiting))
+            giving = self._free().submit(self.consumer.give_again, tuple(self._waiting))
             self._waiting.clear()
-            # Also where the caller is cancelled: nobody else has these messages.
-            await asyncio.shield(asyncio.wrap_future(given))
+            # Also if the caller is cancelled: nobody else has these messages.
+            await asyncio.shield(asyncio.wrap_future(giving))
 
     # --- the thread -------------------------------------------------------------------------
 
     def _free(self) -> ThreadPoolExecutor:
-        """The thread, for calls after those before. Raises: ConcurrentUseError.
+        """Return the thread, which works through its calls in order. Raises: ConcurrentUseError.
 
         While it runs a handler nothing else may wait for it, least of all that handler.
         """
@@ -415,6 +302,26 @@ class AsyncPullConsumer:
 
     async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.wrap_future(self._free().submit(function, *arguments))
+
+    # --- joining and ending -----------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Join the group.
+
+        Raises: as PullConsumer; ClosedError if it was used before, or is closed meanwhile.
+        """
+        if self._joining is not None or self._is_closed:
+            raise ClosedError("the consumer was used already; make another one")
+        self._joining = self._executor.submit(self._make)
+        try:
+            consumer = await asyncio.shield(asyncio.wrap_future(self._joining))
+        except BaseException:
+            self._end()
+            raise
+        if self._is_closed:
+            raise ClosedError("the consumer was closed while it joined its group")
+        self._consumer = consumer
+        return self
 
     async def close(self) -> None:
         """Let the call of a handler on its way end, commit, and leave the group.
@@ -444,26 +351,8 @@ class AsyncPullConsumer:
             self._left = self._executor.submit(_leave, self._consumer, unhandled)
         elif self._joining is not None:
             # Else it would stay in its group until its lease ends.
-            self._left = self._executor.submit(_close_made, self._joining)
+            self._left = self._executor.submit(_close_joined, self._joining)
         self._executor.shutdown(wait=False)
-
-    async def __aenter__(self) -> Self:
-        """Join the group.
-
-        Raises: as PullConsumer; ClosedError where it was used before, or is closed meanwhile.
-        """
-        if self._joining is not None or self._is_closed:
-            raise ClosedError("the consumer was used already; make another one")
-        self._joining = self._executor.submit(self._make)
-        try:
-            made = await asyncio.shield(asyncio.wrap_future(self._joining))
-        except BaseException:
-            self._end()
-            raise
-        if self._is_closed:
-            raise ClosedError("the consumer was closed while it joined its group")
-        self._consumer = made
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close the consumer, also after an exception."""
@@ -473,7 +362,7 @@ class AsyncPullConsumer:
 def _worked(
     loop: asyncio.AbstractEventLoop, consumer: PullConsumer, work: Callable[[], ConsumeResult]
 ) -> ConsumeResult:
-    """Work for a loop, and leave the group where the loop is closed: nobody else closes it."""
+    """Work for a loop, and leave the group if the loop is closed: nobody else closes it."""
     try:
         return work()
     finally:
@@ -484,7 +373,7 @@ def _worked(
 def _pushed(
     consumer: PullConsumer, handler: AwaitedHandler, stopping: threading.Event
 ) -> ConsumeResult:
-    """Push until `stopping` is set; in the thread of the consumer."""
+    """Push until `stopping` is set, in the thread of the consumer."""
     handle: ConsumerHandle = consumer.start(handler)
     handle.stop_when(stopping)
     if handle.exception is not None:
@@ -500,6 +389,103 @@ def _leave(consumer: PullConsumer, unhandled: Sequence[ReceivedMessage]) -> None
         consumer.close()
 
 
-def _close_made(joining: Future[PullConsumer]) -> None:
+def _close_joined(joining: Future[PullConsumer]) -> None:
     if not joining.cancelled() and joining.exception() is None:
         joining.result().close()
+
+
+class AwaitedHandler:
+    """A handler for the thread of a consumer, whose work is done in an event loop.
+
+    A call that takes too long is cancelled, so the thread is soon free. All but `__call__` is for
+    the thread of the loop.
+    """
+
+    def __init__(
+        self, handler: Callable[[ReceivedMessage], Any], timeout_s: float, stop: Callable[[], None]
+    ) -> None:
+        """Take a handler that is checked; `stop` asks the consumer to take no further message."""
+        self._handler, self._timeout_s, self._stop = handler, timeout_s, stop
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Any] | None = None
+        self.is_ending = False
+
+    def __call__(self, message: ReceivedMessage) -> ConsumeStatus | None:
+        """Wait for the handler. Raises: RunEndedError if nothing is to be handled any more."""
+        if self.is_ending or self._loop.is_closed():
+            raise RunEndedError
+        call = self._begin(message)
+        while not wait([call], LOOP_LOOK_S).done:
+            self._check_loop()
+        status: ConsumeStatus | None = call.result()
+        return status
+
+    def _begin(self, message: ReceivedMessage) -> Future[Any]:
+        """Begin a call in the loop, with the context of this thread: the span of the message."""
+        work = self._awaited(message)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            self._check_loop()
+            raise
+
+    def _check_loop(self) -> None:
+        """Raise RunEndedError if the loop is closed: what it has begun does not end."""
+        if self._loop.is_closed():
+            raise RunEndedError
+
+    async def _awaited(self, message: ReceivedMessage) -> Any:
+        task = self._task = asyncio.current_task()
+        try:
+            if self.is_ending:
+                raise RunEndedError
+            async with asyncio.timeout(self._timeout_s) as limit:
+                answer = self._handler(message)
+                return await answer if inspect.isawaitable(answer) else answer
+        except TimeoutError:
+            if limit.expired():
+                raise ConsumeTimeoutError(self._timeout_s) from None
+            raise
+        except asyncio.CancelledError:
+            # A handler that cancels itself has failed; else somebody ends this work.
+            if task is not None and task.cancelling():
+                raise RunEndedError from None
+            raise
+        finally:
+            # A call that was given up may end while the next one is on its way.
+            if self._task is task:
+                self._task = None
+
+    @property
+    def is_of_this_task(self) -> bool:
+        """Whether the call of the handler on its way is what asks."""
+        return self._task is not None and self._task is asyncio.current_task()
+
+    def finish(self) -> None:
+        """Let the call on its way end, and begin no other one."""
+        self.is_ending = True
+        self._stop()
+
+    def cancel(self) -> None:
+        """Finish, and cancel the call on its way: its message comes again."""
+        self.finish()
+        if self._task is not None:
+            self._task.cancel()
+
+
+class LoopEvent(threading.Event):
+    """An event that is also set once its loop is closed: from then on nobody could set it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin unset."""
+        super().__init__()
+        self._loop = loop
+
+    def is_set(self) -> bool:
+        """Tell whether it is set, or the loop is closed."""
+        return super().is_set() or self._loop.is_closed()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait as `threading.Event.wait` does; a close of the loop is seen after the wait."""
+        return super().wait(timeout) or self._loop.is_closed()

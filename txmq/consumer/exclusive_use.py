@@ -1,4 +1,4 @@
-"""One thread at a time may use a consumer."""
+"""Let one thread at a time use a consumer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import threading
 
 from txmq.delta.failures import process_id
 from txmq.errors import ClosedError, ConcurrentUseError
-from txmq.listeners.hooks import Hooks, Operation, OperationName, RunningOperations
-from txmq.message.received import ReceivedMessage
-from txmq.message.trace_context import context_of
-
-# --- exclusive_use:
 
 
 class ExclusiveUse:
@@ -35,7 +30,7 @@ class ExclusiveUse:
     def begin(self) -> None:
         """Use the consumer until `end`; also for a thread that hands the use to another thread.
 
-        Raises: ClosedError; ConcurrentUseError where another thread uses it.
+        Raises: ClosedError; ConcurrentUseError if another thread uses it.
         """
         if self.is_over:
             raise ClosedError("the consumer was closed, or its process was forked; make another")
@@ -51,42 +46,9 @@ class ExclusiveUse:
         self._is_closed = True
 
     def __enter__(self) -> None:
-        """As `begin`."""
+        """Begin, as `begin` does."""
         self.begin()
 
     def __exit__(self, *_: object) -> None:
-        """As `end`."""
+        """End, as `end` does."""
         self.end()
-
-
-# --- process_watch:
-
-
-class ProcessWatch:
-    """The hooks of one consumer."""
-
-    def __init__(
-        self, hooks: Hooks | None = None, group: str | None = None, namespace: str | None = None
-    ) -> None:
-        """`group` is the consumer group, as the user calls it."""
-        self._hooks = Hooks() if hooks is None else hooks
-        self._group, self._namespace = group, namespace
-
-    def processing(self, message: ReceivedMessage) -> RunningOperations:
-        """Begin the call of a handler."""
-        return self._hooks.operation(lambda: process_of(message, self._group, self._namespace))
-
-
-def process_of(
-    message: ReceivedMessage, group: str | None = None, namespace: str | None = None
-) -> Operation:
-    """What a handler does with a message; of a retry it is told under its first topic."""
-    return Operation(
-        OperationName.PROCESS,
-        message.origin_topic,
-        message.message_id,
-        message.transaction_id,
-        group=group,
-        namespace=namespace,
-        context=context_of(message.properties),
-    )

@@ -1,12 +1,19 @@
-"""A consumer group in the store: the table `state/group_<group>`, changed by compare-and-swap."""
+"""Consumer groups in the store: a table `state/group_<group>` each, changed by compare-and-swap."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from txmq.consumer.leases import ConsumeMode, Membership, Sighting, TopicCommit
-from txmq.consumer.rules import GroupSettings, GroupState, Owner, TopicQueue
+from txmq.consumer.leases import Membership, Sighting
+from txmq.consumer.rules import (
+    ConsumeMode,
+    GroupSettings,
+    GroupState,
+    Owner,
+    TopicCommit,
+    TopicQueue,
+)
 from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import Register, SharedValue
@@ -25,7 +32,7 @@ class ConsumerGroup(SharedValue[GroupState]):
     """
 
     def __init__(self, name: str, register: Register) -> None:
-        """`name` is the stored name; the first member that joins creates the table."""
+        """Take the stored name; the first member that joins creates the table."""
         super().__init__(register, f"state/{CONSUMER_GROUP}{name}", self._read, value_of)
         self.name = name
 
@@ -35,7 +42,7 @@ class ConsumerGroup(SharedValue[GroupState]):
         return retry_topic(self.name)
 
     def changed_ms(self) -> int | None:
-        """When the storage stored what was read or written last; None where it does not say."""
+        """Return when the storage stored what was read or written last; None if it does not say."""
         table = self._register.table
         return table.commit_times_ms().get(table.version)
 
@@ -51,14 +58,21 @@ class ConsumerGroup(SharedValue[GroupState]):
 
     def _read(self, value: Mapping[str, Any]) -> GroupState:
         try:
-            return _checked(state_of(value), self.retry_topic)
+            state = state_of(value)
+            self._check_topics(state)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             problem = f"cannot be read as a consumer group ({type(error).__name__})"
             raise StoreFormatError(f"state/{CONSUMER_GROUP}{self.name}", problem) from error
+        return state
+
+    def _check_topics(self, state: GroupState) -> None:
+        """Refuse queues of a topic that the group does not read. Raises: ValueError."""
+        if unread := state.queues.keys() - {*state.settings.subscription, self.retry_topic}:
+            raise ValueError(f"it does not read {min(unread)}")
 
 
 def group_in(store: Store, consumer_group: str, *, create: bool = False) -> ConsumerGroup:
-    """The members and offsets of a consumer group.
+    """Return the members and offsets of a consumer group.
 
     Args:
         store: the store of the group.
@@ -73,7 +87,7 @@ def group_in(store: Store, consumer_group: str, *, create: bool = False) -> Cons
 
 
 def group_names(store: Store) -> list[str]:
-    """The stored names of all consumer groups that a member has ever joined."""
+    """List the stored names of all consumer groups that a member has ever joined."""
     return store.tables.groups_with(CONSUMER_GROUP)
 
 
@@ -101,7 +115,7 @@ class GroupValue(TypedDict):
 
 
 def value_of(state: GroupState) -> dict[str, Any]:
-    """A state as plain values, for JSON."""
+    """Return a state as plain values, for JSON; `state_of` reads them."""
     return {
         "mode": state.settings.mode.value,
         "subscription": dict(state.settings.subscription),
@@ -119,35 +133,27 @@ def value_of(state: GroupState) -> dict[str, Any]:
 
 
 def state_of(value: Mapping[str, Any]) -> GroupState:
-    """The state of a value of `value_of`; an empty value is a group that nobody has joined."""
+    """Read a value of `value_of`; an empty one is a group that nobody has joined."""
     if not value:
         return GroupState()
-    settings = GroupSettings(ConsumeMode(value["mode"]), dict(value["subscription"]))
     leases_ms = value.get("leases", {})
     return GroupState(
-        settings,
-        dict(value["queues"]),
-        {reader: dict(_flat(offsets)) for reader, offsets in value["offsets"].items()},
-        {
+        settings=GroupSettings(ConsumeMode(value["mode"]), dict(value["subscription"])),
+        queues=dict(value["queues"]),
+        offsets={reader: dict(_flat(offsets)) for reader, offsets in value["offsets"].items()},
+        members={
             name: Membership(epoch, lease_end_ms, leases_ms.get(name, 0))
             for name, (epoch, lease_end_ms) in value["members"].items()
         },
-        {queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
-        dict(_flat(value["replays"])),
-        value["epoch"],
-        {name: Sighting(*sighting) for name, sighting in value.get("seen", {}).items()},
-        {
+        seen={name: Sighting(*sighting) for name, sighting in value.get("seen", {}).items()},
+        followed={
             reader: {queue: TopicCommit(*commit) for queue, commit in _flat(commits)}
             for reader, commits in value.get("followed", {}).items()
         },
+        owners={queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
+        replays=dict(_flat(value["replays"])),
+        epoch=value["epoch"],
     )
-
-
-def _checked(state: GroupState, retries: str) -> GroupState:
-    """The state. Raises: ValueError for queues of a topic that the group does not read."""
-    if unread := state.queues.keys() - {*state.settings.subscription, retries}:
-        raise ValueError(f"it does not read {min(unread)}")
-    return state
 
 
 def _nested(by_queue: Mapping[TopicQueue, Any]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reads the queues that a consumer group gives to one member, and commits their offsets."""
+"""Read the queues that a consumer group gives to one member, and commit their offsets."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from txmq.consumer.arguments import Subscription, check_reads
-from txmq.consumer.batch import (
-    KnowsSentBack,
+from txmq.consumer.group import group_in
+from txmq.consumer.member import GroupMember
+from txmq.consumer.reader import TopicReader
+from txmq.consumer.rules import Commits, ConsumeMode, TopicCommit, TopicQueue
+from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
+from txmq.consumer.taking import (
     MessageTaking,
     QueueMessage,
     QueuePosition,
     QueuePositions,
 )
-from txmq.consumer.group import group_in
-from txmq.consumer.leases import ConsumeMode, TopicCommit
-from txmq.consumer.member import Commits, GroupMember
-from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import TopicQueue
-from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.errors import QueueNotOwnedError, StorageError
 from txmq.ground.clock import Clock
 from txmq.message.codec import BodyCodec, checked_codec
@@ -31,44 +29,7 @@ from txmq.message.received import ReceivedMessage
 from txmq.store.catalog import TopicCatalog, unknown_topics
 from txmq.store.store import Store
 
-# --- pauses:
-
-
-class Pauses:
-    """The topics and the queues of which a member hands out nothing for now.
-
-    Not safe for several threads, as its owner.
-    """
-
-    def __init__(self) -> None:
-        """Nothing is paused."""
-        self._queues: set[TopicQueue] = set()
-        self._topics: set[str] = set()
-
-    def pause(self, topic: str, queue_id: int | None) -> None:
-        """Pause one queue, or a topic with all its queues."""
-        if queue_id is None:
-            self._topics.add(topic)
-        else:
-            self._queues.add(TopicQueue(topic, queue_id))
-
-    def resume(self, topic: str, queue_id: int | None) -> None:
-        """End the pause of one queue, or those of a topic and of all its queues."""
-        if queue_id is None:
-            self._topics.discard(topic)
-            self._queues = {queue for queue in self._queues if queue.topic != topic}
-        else:
-            self._queues.discard(TopicQueue(topic, queue_id))
-
-    def __contains__(self, queue: TopicQueue) -> bool:
-        """Whether the queue or its topic is paused."""
-        return queue in self._queues or queue.topic in self._topics
-
-
-# --- group_reader:
-
 logger = logging.getLogger(__name__)
-
 # Ten groups that woke up with each commit took the publisher's processor.
 LOOK_INTERVAL_S = 0.03
 FULL_LOOK_S = 0.1
@@ -125,46 +86,51 @@ class GroupReader:
         catalog = TopicCatalog(store)
         for topic in subscription.filters:
             catalog.check_is_there(topic)
-        self._subscription, self._lease_s = subscription, store.config.consumer_lease_s
-        name = subscription.consumer_group
-        settings = store.config.of_consumer_group(name)
+        self._store, self._subscription = store, subscription
+        self._lease_s = store.config.consumer_lease_s
         self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
         self._full_look_s = store.look_interval_s(FULL_LOOK_S, is_idle=True)
-        self._sends_back = sends_back or SendBack(store, name, clock)
-        self._paused = Pauses()
-        self._positions = QueuePositions()
+        self._sends_back = sends_back or SendBack(store, subscription.consumer_group, clock)
+        self._paused, self._positions = Pauses(), QueuePositions()
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
+        self._has_told_unknown = False
+        self._member = self._new_member(clock, consume_timeout_s)
+        self._renewal_s = self._member.renewal_s
+        self._readers = {topic: self._reader(topic) for topic in self._member.topics}
+        self._taking = MessageTaking(
+            self._member, self._readers, self._positions,
+            batch_bytes=store.config.consume_batch_bytes, sent_back=self._knows_sent_back(),
+        )  # fmt: skip
+        self._member.join()
+        self._positions.follow(self._member.held)
+
+    def _new_member(self, clock: Clock, consume_timeout_s: float | None) -> GroupMember:
+        """Make the member, and the table of a new group; the member does not join yet."""
+        store, subscription = self._store, self._subscription
+        name = subscription.consumer_group
         group = group_in(store, name)
         if not group.exists:
             subscription.start.check(store, subscription.filters)
             group = group_in(store, name, create=True)
-        self._member = GroupMember(
+        settings = store.config.of_consumer_group(name)
+        return GroupMember(
             store, group, subscription.settings, subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
             seen_commits=self._seen_commits,
             consume_timeout_s=consume_timeout_s or settings.consume_timeout_s,
         )  # fmt: skip
-        self._readers = {topic: self._reader(store, topic) for topic in self._member.topics}
-        self._taking = MessageTaking(
-            self._member, self._readers, self._positions,
-            batch_bytes=store.config.consume_batch_bytes, sent_back=self._knows_sent_back(),
-        )  # fmt: skip
-        self._renewal_s = self._member.renewal_s
-        self._member.join()
-        self._positions.follow(self._member.held)
-        self._store, self._has_looked = store, False
 
-    def _reader(self, store: Store, topic: str) -> TopicReader:
+    def _reader(self, topic: str) -> TopicReader:
         return TopicReader(
-            store,
+            self._store,
             topic,
             message_filter=self._subscription.filter_of(topic),
             namespace=self._subscription.namespace,
             codec=self._codec,
         )
 
-    def _knows_sent_back(self) -> KnowsSentBack | None:
-        """None in BROADCASTING (R109), and for a substitute in tests."""
+    def _knows_sent_back(self) -> SendBack | None:
+        # Nothing is sent back in BROADCASTING (R109); a substitute of tests does not know.
         is_shared = self._subscription.mode is ConsumeMode.CLUSTERING
         return self._sends_back if is_shared and isinstance(self._sends_back, SendBack) else None
 
@@ -189,7 +155,7 @@ class GroupReader:
 
     @property
     def begin_failure(self) -> Exception | None:
-        """Why queues of the member have no offset to begin at yet; None where all have one."""
+        """Why queues of the member have no offset to begin at yet; None if all have one."""
         return self._member.begin_failure
 
     @property
@@ -203,12 +169,12 @@ class GroupReader:
         return time.monotonic() - self._committed_s >= self._renewal_s
 
     def is_owned(self, queue: TopicQueue) -> bool:
-        """Whether the member has had a queue without a break since it took messages of it."""
+        """Tell whether the member has had a queue without a break since it took messages of it."""
         position = self._positions.get(queue)
         return position is not None and self._member.held.epochs.get(queue) == position.epoch
 
     def queues_of(self, topic: str) -> list[int]:
-        """The ids of the queues of a topic that the member has, sorted."""
+        """List the ids of the queues of a topic that the member has, sorted."""
         return self._positions.queues_of(topic)
 
     def check_reads(self, topic: str) -> None:
@@ -217,9 +183,9 @@ class GroupReader:
 
     def _tell_unknown(self) -> None:
         """Warn once of topics that nobody has made or written: their names may be mistyped."""
-        if self._has_looked:
+        if self._has_told_unknown:
             return
-        self._has_looked = True
+        self._has_told_unknown = True
         unseen = [name for name in self._subscription.filters if not self._seen_queues()[name]]
         # Reading goes on, whatever becomes of a hint.
         with suppress(StorageError):
@@ -313,7 +279,7 @@ class GroupReader:
         return self._taking.take(count, self.servable)
 
     def servable(self) -> list[tuple[TopicQueue, QueuePosition]]:
-        """The queues to serve now: not paused, and not to be given up to another member.
+        """List the queues to serve now: not paused, and not to be given up to another member.
 
         Each call begins with another queue, so that no queue is always last.
         """
@@ -325,9 +291,9 @@ class GroupReader:
         ]
 
     def end_offset(self, queue: TopicQueue, position: QueuePosition) -> int:
-        """The offset after the last visible message of a queue, as far as `keep_up` has seen.
+        """Return the offset after the last message of a queue that `keep_up` has seen.
 
-        Raises: MessagesExpiredError, OffsetOutOfRangeError where the next message of the member
+        Raises: MessagesExpiredError, OffsetOutOfRangeError if the next message of the member
             was removed or will never come; StorageError.
         """
         self._taking.begin(queue, position)
@@ -337,13 +303,13 @@ class GroupReader:
         return reader.ends.get(queue.queue_id, 0)
 
     def row_bytes(self, queue: TopicQueue, start: int, end: int) -> int:
-        """The size of a row of a range of offsets, at the largest by the sizes of their files."""
+        """Return the largest average row size of the files that may hold a range of offsets."""
         return self._readers[queue.topic].row_bytes(queue.queue_id, start, end)
 
     def fresh_range(self, queue: TopicQueue, position: QueuePosition, end: int) -> tuple[int, int]:
-        """The next offsets up to `end` at the most, none of which was sent back already.
+        """Return the next range of offsets up to `end` of which none was sent back already.
 
-        What was sent back before them counts as handled. Raises: StorageError.
+        What was sent back before the range counts as handled. Raises: StorageError.
         """
         start, end = self._taking.fresh_range(queue, position, position.next_offset, end)
         if start > position.next_offset:
@@ -355,7 +321,7 @@ class GroupReader:
         self._positions.hand_out(queue, end)
 
     def message_at(self, queue: TopicQueue, offset: int) -> ReceivedMessage | None:
-        """One message; None where it is not there, or the filter does not let it through.
+        """Read one message; None if it is not there, or the filter does not let it through.
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
         """
@@ -435,3 +401,34 @@ class GroupReader:
     def leave(self) -> None:
         """Leave the group: one commit. Other members read again what was not committed."""
         self._member.leave()
+
+
+class Pauses:
+    """The topics and the queues of which a member hands out nothing for now.
+
+    Not safe for several threads, as its owner.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a pause."""
+        self._queues: set[TopicQueue] = set()
+        self._topics: set[str] = set()
+
+    def pause(self, topic: str, queue_id: int | None) -> None:
+        """Pause one queue, or a topic with all its queues."""
+        if queue_id is None:
+            self._topics.add(topic)
+        else:
+            self._queues.add(TopicQueue(topic, queue_id))
+
+    def resume(self, topic: str, queue_id: int | None) -> None:
+        """End the pause of one queue, or those of a topic and of all its queues."""
+        if queue_id is None:
+            self._topics.discard(topic)
+            self._queues = {queue for queue in self._queues if queue.topic != topic}
+        else:
+            self._queues.discard(TopicQueue(topic, queue_id))
+
+    def __contains__(self, queue: TopicQueue) -> bool:
+        """Tell whether the queue or its topic is paused."""
+        return queue in self._queues or queue.topic in self._topics

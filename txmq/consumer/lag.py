@@ -1,12 +1,11 @@
-"""How many messages consumer groups have not consumed yet, by the tables alone. Read-only."""
+"""Count the messages that consumer groups have not consumed, by the tables alone. Read-only."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from txmq.consumer.group import group_in, group_names
 from txmq.consumer.offsets import TopicOffsets
@@ -19,7 +18,6 @@ from txmq.store.store import Store, check_store
 logger = logging.getLogger(__name__)
 # Is told the stored name of a damaged group, and its error.
 Unreadable = Callable[[str, TxmqError], None]
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class QueueLag:
         topic: the stored name of the topic.
         queue_id: the queue of the topic.
         reader: in BROADCASTING the member that the offset belongs to; else empty.
-        owner: the member that reads the queue now; None where no member does.
+        owner: the member that reads the queue now; None if no member does.
         next_offset: the offset of the first message that is not consumed.
         end_offset: the offset that the next message of the queue will get.
     """
@@ -50,7 +48,7 @@ class QueueLag:
         return max(0, self.end_offset - self.next_offset)
 
     def to_dict(self) -> dict[str, Any]:
-        """The lag as plain values, for JSON."""
+        """Return the lag as plain values, for JSON."""
         return {**asdict(self), "lag": self.lag}
 
 
@@ -61,64 +59,6 @@ class GroupLag:
     name: str
     state: GroupState
     queues: list[QueueLag]
-
-
-class DamagedGroups:
-    """Logs each damaged group once, and knows those of one look. Not safe for several threads.
-
-    Attributes:
-        problems: why each group cannot be read that the look met which began last.
-    """
-
-    def __init__(self) -> None:
-        """Nothing is told yet."""
-        self._told: set[str] = set()
-        self.problems: dict[str, str] = {}
-
-    def of_a_look(self) -> Self:
-        """Begin a look, without those of the one before."""
-        self.problems = {}
-        return self
-
-    def __call__(self, group: str, error: TxmqError) -> None:
-        """Note it; log it, unless that was done."""
-        self.problems[group] = str(error)
-        if group not in self._told:
-            self._told.add(group)
-            logger.warning("group %s has no figures: %s", shown_name(group), error)
-
-
-def read_or_told(
-    group: str, read: Callable[[], Value], unreadable: Unreadable | None
-) -> Value | None:
-    """What is read of a group; None for one that is damaged, of which `unreadable` is told."""
-    try:
-        return read()
-    except TxmqError as error:
-        if unreadable is None or error.retryable:
-            raise
-        unreadable(group, error)
-        return None
-
-
-def readable_lags(store: Store, clock: Clock, unreadable: Unreadable) -> list[QueueLag]:
-    """As `ConsumerLag.of_all`, without the groups that are damaged, of which it is told.
-
-    Raises: StorageError that may go by itself.
-    """
-    return [lag for group in readable_groups(store, clock, unreadable) for lag in group.queues]
-
-
-def readable_groups(
-    store: Store, clock: Clock, unreadable: Unreadable | None = None
-) -> list[GroupLag]:
-    """All groups with their lag; where `unreadable` is told of them, without those damaged.
-
-    Raises: StorageError; with `unreadable` only one that may go by itself.
-    """
-    look = ConsumerLag(store, clock)._look  # noqa: SLF001 - of the same file
-    found = (read_or_told(name, partial(look, name), unreadable) for name in group_names(store))
-    return [group for group in found if group is not None]
 
 
 class ConsumerLag:
@@ -137,20 +77,20 @@ class ConsumerLag:
     """
 
     def __init__(self, store: Store, clock: Clock | None = None) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         check_store(store)
         self._store, self._clock = store, clock or SystemClock()
         self._offsets: dict[str, TopicOffsets] = {}
 
     def of_all(self) -> list[QueueLag]:
-        """The lag of all groups that a member has ever joined, queue by queue; 0 commits.
+        """Return the lag of all groups that a member has ever joined, queue by queue; 0 commits.
 
         Reads: `state/group_<group>`, topics. Raises: StorageError.
         """
         return [lag for group in group_names(self._store) for lag in self.of_group(group)]
 
     def of_group(self, consumer_group: str) -> list[QueueLag]:
-        """The lag of one group, queue by queue; 0 commits.
+        """Return the lag of one group, queue by queue; 0 commits.
 
         Args:
             consumer_group: the stored name of the group.
@@ -161,11 +101,11 @@ class ConsumerLag:
 
         Raises: InvalidNameError, StorageError.
         """
-        found = self._look(consumer_group)
-        return [] if found is None else found.queues
+        group = self._look(consumer_group)
+        return [] if group is None else group.queues
 
     def _look(self, consumer_group: str) -> GroupLag | None:
-        """As `of_group`, with the state; None where nobody has joined it, or it was deleted."""
+        """Look at one group; None if nobody has joined it, or it was deleted."""
         group = group_in(self._store, consumer_group)
         if not group.exists:
             return None
@@ -187,13 +127,11 @@ class ConsumerLag:
     def _lag(
         self, group: str, state: GroupState, reader: str, queue: TopicQueue, offset: int
     ) -> QueueLag:
-        living = state.living(self._clock.now_ms())
-        owner = reader if state.is_broadcasting else _owner(state, queue)
+        by = state.owners.get(queue)
+        member = reader if state.is_broadcasting else None if by is None else by.member_id
+        owner = member if member in state.living(self._clock.now_ms()) else None
         end = self._end(queue)
-        return QueueLag(
-            group, queue.topic, queue.queue_id, reader,
-            owner if owner in living else None, offset, end,
-        )  # fmt: skip
+        return QueueLag(group, queue.topic, queue.queue_id, reader, owner, offset, end)
 
     def _end(self, queue: TopicQueue) -> int:
         if queue.topic not in self._offsets:
@@ -202,10 +140,59 @@ class ConsumerLag:
 
 
 def lag_of_group(store: Store, consumer_group: str, clock: Clock | None = None) -> list[QueueLag]:
-    """The lag of one group, queue by queue; see `ConsumerLag.of_group`."""
+    """Return the lag of one group, queue by queue; see `ConsumerLag.of_group`."""
     return ConsumerLag(store, clock).of_group(consumer_group)
 
 
-def _owner(state: GroupState, queue: TopicQueue) -> str | None:
-    owners: Mapping[TopicQueue, Any] = state.owners
-    return owners[queue].member_id if queue in owners else None
+def readable_lags(store: Store, clock: Clock, unreadable: Unreadable) -> list[QueueLag]:
+    """Return the lags of all groups that can be read; `unreadable` is told of the damaged ones.
+
+    Raises: StorageError that may go by itself.
+    """
+    return [lag for group in readable_groups(store, clock, unreadable) for lag in group.queues]
+
+
+def readable_groups(
+    store: Store, clock: Clock, unreadable: Unreadable | None = None
+) -> list[GroupLag]:
+    """Return all groups with their lag; leave out damaged ones if `unreadable` is told of them.
+
+    Raises: StorageError; with `unreadable` only one that may go by itself.
+    """
+    look, groups = ConsumerLag(store, clock), list[GroupLag]()
+    for name in group_names(store):
+        try:
+            group = look._look(name)  # noqa: SLF001 - of the same file
+        except TxmqError as error:
+            if unreadable is None or error.retryable:
+                raise
+            unreadable(name, error)
+            continue
+        if group is not None:
+            groups.append(group)
+    return groups
+
+
+class DamagedGroups:
+    """Logs each damaged group once, and knows those of one look. Not safe for several threads.
+
+    Attributes:
+        problems: why each group cannot be read that the look met which began last.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a damaged group."""
+        self._told: set[str] = set()
+        self.problems: dict[str, str] = {}
+
+    def of_a_look(self) -> Self:
+        """Begin a look, without those of the one before."""
+        self.problems = {}
+        return self
+
+    def __call__(self, group: str, error: TxmqError) -> None:
+        """Note a damaged group; log it the first time."""
+        self.problems[group] = str(error)
+        if group not in self._told:
+            self._told.add(group)
+            logger.warning("group %s has no figures: %s", shown_name(group), error)

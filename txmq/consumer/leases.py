@@ -1,4 +1,4 @@
-"""Whether the members of a group live, by what an observer has seen itself.
+"""Find out whether the members of a group live, by what an observer has seen itself.
 
 A member writes another number with each renewal. Nobody compares that number with a clock: a lease
 is over when its number has not changed for the length of the lease, as the observer saw it. So the
@@ -7,18 +7,10 @@ clocks of a group need not agree.
 
 from __future__ import annotations
 
-import enum
-import hashlib
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from txmq.ground.clock import Clock, elapsed_ms
-
-if TYPE_CHECKING:
-    from txmq.delta.folder import TableFolder
-
-
-# --- leases:
 
 
 class Membership(NamedTuple):
@@ -50,14 +42,14 @@ class Sighting(NamedTuple):
     since_ms: int
 
     def is_of(self, membership: Membership) -> bool:
-        """Whether the member has not renewed its lease since."""
+        """Tell whether the member has not renewed its lease since."""
         return (self.epoch, self.lease_end_ms) == (membership.epoch, membership.lease_end_ms)
 
 
 def sightings(
     members: Mapping[str, Membership], before: Mapping[str, Sighting], stored_ms: int
 ) -> dict[str, Sighting]:
-    """A sighting of each member; who shows the same as before keeps the time.
+    """Return a sighting of each member; a member that shows the same as before keeps its time.
 
     Args:
         members: the members as a commit shows them.
@@ -81,7 +73,7 @@ class LeaseWatch:
     """
 
     def __init__(self, clock: Clock, lease_ms: int) -> None:
-        """Nobody was seen yet."""
+        """Begin without having seen anybody."""
         self._clock, self._lease_ms = clock, lease_ms
         self._seen: dict[str, tuple[Membership, int]] = {}
 
@@ -91,7 +83,7 @@ class LeaseWatch:
         self._seen = {name: (at, self._since(name, at, now_ms)) for name, at in members.items()}
 
     def gone(self, members: Mapping[str, Membership]) -> frozenset[str]:
-        """The members that have shown the same for as long as their lease."""
+        """Find the members that have shown the same for as long as their lease."""
         self.look(members)
         now_ms = elapsed_ms(self._clock)
         return frozenset(
@@ -114,26 +106,27 @@ class LeaseWatch:
 
 
 class OwnLease:
-    """Until when a member may serve: for one lease after it began to write its last renewal.
+    """Measures how long a member may serve: one lease from when it began to write its last renewal.
 
     Others count from when they see the renewal, which is later. Not safe for several threads.
     """
 
     def __init__(self, clock: Clock, lease_ms: int) -> None:
-        """There is no lease yet."""
+        """Begin without a lease."""
         self._clock, self._lease_ms = clock, lease_ms
         self._begun_ms: dict[int, int] = {}
         self._end_ms: int | None = None
 
     def next_number(self, before: Membership | None) -> int:
-        """The number of the next renewal, larger than the one before."""
+        """Return the number of the next renewal, which is larger than the one before."""
         number = self._clock.now_ms() + self._lease_ms
-        number = number if before is None else max(number, before.lease_end_ms + 1)
+        if before is not None:
+            number = max(number, before.lease_end_ms + 1)
         self._begun_ms.setdefault(number, elapsed_ms(self._clock))
         return number
 
     def adopt(self, membership: Membership | None) -> None:
-        """Take over what the group shows of this member; None where it shows nothing."""
+        """Take over what the group shows of this member; None if it shows nothing."""
         number = -1 if membership is None else membership.lease_end_ms
         begun_ms = self._begun_ms.get(number)
         self._end_ms = None if begun_ms is None else begun_ms + self._lease_ms
@@ -144,86 +137,3 @@ class OwnLease:
     def left_ms(self) -> int:
         """How long it still lasts; 0 or less once it is over."""
         return 0 if self._end_ms is None else self._end_ms - elapsed_ms(self._clock)
-
-
-# --- followed:
-
-FINGERPRINT_HEX_DIGITS = 15
-
-
-class TopicCommit(NamedTuple):
-    """A commit of a topic.
-
-    Attributes:
-        version: its version of the table.
-        fingerprint: the first digits of the hash of its commit file, as a number.
-    """
-
-    version: int
-    fingerprint: int
-
-
-class QueueOfTopic(Protocol):
-    """A queue of a topic, as the key of its offset."""
-
-    @property
-    def topic(self) -> str:
-        """The stored name of the topic."""
-        ...
-
-
-Queue = TypeVar("Queue", bound=QueueOfTopic)
-Followed = Mapping[str, Mapping[Queue, TopicCommit]]
-Commits = Mapping[str, TopicCommit]
-NO_COMMITS: Commits = {}
-
-
-def topic_commit(table: TableFolder, version: int) -> TopicCommit | None:
-    """A commit as it stands in the log; None where it is not there, as after log clean-up."""
-    content = table.commit_bytes(version)
-    if content is None:
-        return None
-    digits = hashlib.sha256(content).hexdigest()[:FINGERPRINT_HEX_DIGITS]
-    return TopicCommit(version, int(digits, 16))
-
-
-def noted(
-    followed: Followed[Queue],
-    reader: str,
-    queues: Collection[Queue],
-    commits: Commits,
-) -> Followed[Queue]:
-    """What was followed, after a reader committed offsets of these queues.
-
-    A commit that is not known takes the place of one that is: that one is of an older offset.
-    """
-    kept = {queue: at for queue, at in followed.get(reader, {}).items() if queue not in queues}
-    new = {queue: commits[queue.topic] for queue in queues if queue.topic in commits}
-    after = {**kept, **new}
-    return followed if after == followed.get(reader, {}) else {**followed, reader: after}
-
-
-def forgotten(followed: Followed[Queue], queues: Collection[Queue]) -> Followed[Queue]:
-    """What was followed, without these queues of all readers: their offsets are set anew."""
-    return {
-        reader: {queue: at for queue, at in commits.items() if queue not in queues}
-        for reader, commits in followed.items()
-    }
-
-
-# --- modes:
-
-
-class ConsumeMode(enum.StrEnum):
-    """Whether the members of a group share the messages, or each member reads all of them."""
-
-    CLUSTERING = "CLUSTERING"
-    BROADCASTING = "BROADCASTING"
-
-
-class ConsumeFromWhere(enum.Enum):
-    """Where a new group begins (R106); a group that has offsets goes on at its offsets."""
-
-    FIRST_OFFSET = "first"
-    LAST_OFFSET = "last"
-    TIMESTAMP = "timestamp"

@@ -13,9 +13,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from txmq.consumer.group import ConsumerGroup
-from txmq.consumer.leases import ConsumeFromWhere, LeaseWatch, OwnLease, TopicCommit
-from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
-from txmq.consumer.rules import GroupSettings, GroupState, Offsets, Owner, SwapResult, TopicQueue
+from txmq.consumer.leases import LeaseWatch, OwnLease
+from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
+from txmq.consumer.rules import (
+    Commits,
+    GroupSettings,
+    GroupState,
+    Offsets,
+    Owner,
+    SwapResult,
+    TopicCommit,
+    TopicQueue,
+)
 from txmq.delta.failures import in_one_line
 from txmq.errors import StorageError
 from txmq.ground.clock import Clock, affine
@@ -23,71 +32,13 @@ from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.store.catalog import TopicCatalog
 from txmq.store.store import Store
 
-# --- starts:
-
-
-class GroupStart:
-    """Sets first offsets. Not safe for several threads; 0 commits.
-
-    Args:
-        store: the store of the topics.
-        start: where the group begins.
-        retry_topic: read from its first message, as are queues that a topic got later.
-
-    Attributes:
-        failures: why topics could not be read at the last try.
-    """
-
-    def __init__(self, store: Store, start: StartPoint, retry_topic: str) -> None:
-        """Nothing is read yet."""
-        self._store, self._start, self._retry_topic = store, start, retry_topic
-        self.failures: Mapping[str, Exception] = {}
-
-    def begun(self, state: GroupState, member_id: str) -> GroupState:
-        """Set first offsets for all queues that have none, also for those of other members.
-
-        So a queue begins where the group began, however late a member takes it. Queues of a topic
-        that cannot be read begin at a later try.
-
-        Raises: OffsetOutOfRangeError; StorageError where the group begins at the last offset.
-        """
-        stored = state.offsets_of(member_id)
-        missing: dict[str, list[int]] = {}
-        for topic, queue_id in state.all_queues():
-            if TopicQueue(topic, queue_id) not in stored:
-                missing.setdefault(topic, []).append(queue_id)
-        begun, failures = {queue.topic for queue in stored}, dict[str, Exception]()
-        starts: dict[TopicQueue, int] = {}
-        for topic, queues in missing.items():
-            try:
-                offsets = self._offsets_in(topic, queues, begun)
-            except (StorageError, OSError) as error:
-                # The last offset moves on: beginning there later would skip messages.
-                if self._start.where is ConsumeFromWhere.LAST_OFFSET:
-                    raise
-                failures[topic] = error
-                continue
-            starts |= {TopicQueue(topic, queue_id): at for queue_id, at in offsets.items()}
-        self.failures = failures
-        return state.begun(member_id, starts) if starts else state
-
-    def _offsets_in(self, topic: str, queues: list[int], begun: Collection[str]) -> dict[int, int]:
-        is_whole = topic in begun or topic == self._retry_topic
-        start = FROM_THE_BEGINNING if is_whole else self._start
-        return start.offsets_in(self._store, topic, queues)
-
-
-# --- member:
-
 logger = logging.getLogger(__name__)
-
 # Shares of a lease. The reading thread renews first, together with its offsets; the thread of
 # LeaseRenewal looks every sixth of a lease, and renews only where the other one is late.
 RENEWAL, LATE_RENEWAL = 1 / 3, 1 / 2
 RENEWAL_LOOK = 1 / 6
 UNFAIR_LOOK_S = 0.1
 _NOBODY = Owner("", 0)
-Commits = Mapping[TopicQueue, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +50,7 @@ class HeldQueues:
         offsets: the next offset of each queue, as the group knows it.
         surplus: queues that the member must give up as soon as it can.
         replays: how often the group went back in a queue on purpose.
-        followed: the commit of the topic that each offset is of, where it is known.
+        followed: the commit of the topic that each offset is of, if it is known.
     """
 
     epochs: Mapping[TopicQueue, int] = field(default_factory=dict)
@@ -143,7 +94,7 @@ class GroupMember:
         seen_commits: Callable[[Collection[str]], Mapping[str, TopicCommit]],
         consume_timeout_s: float,
     ) -> None:
-        """Nothing is written before `join`."""
+        """Write nothing before `join`."""
         self.member_id, self.settings = member_id, settings
         self._store, self._group, self._clock = store, group, clock
         self._starts = GroupStart(store, start, group.retry_topic)
@@ -172,7 +123,7 @@ class GroupMember:
 
     @property
     def held(self) -> HeldQueues:
-        """The queues of this member by its newest knowledge; none once its lease is over."""
+        """The queues of this member as far as it knows; none once its lease is over."""
         return self._held if self.may_serve else HeldQueues()
 
     @property
@@ -182,7 +133,7 @@ class GroupMember:
 
     @property
     def begin_failure(self) -> Exception | None:
-        """Why queues of this member have no offset to begin at yet; None where all have one."""
+        """Why queues of this member have no offset to begin at yet; None if all have one."""
         failures, held = self._starts.failures, self.held
         if not failures:
             return None
@@ -198,7 +149,7 @@ class GroupMember:
     def join(self) -> bool:
         """Become a member and take a share of the queues: one commit.
 
-        One more commit the first time, where the group lists other members.
+        One more commit the first time, if the group lists other members.
 
         Returns:
             False if another member of this name lives. `keep_up` tries again until its lease is
@@ -209,7 +160,7 @@ class GroupMember:
         with self._lock:
             self._me = _NOBODY
             self._see_silent_members()
-            self._adopt(self._group.change(self._joined, self._clock.now_ms()))
+            self._change(self._joined)
             is_member = self._state.is_member(self._me)
         self._warn_of_namesake(is_member=is_member)
         if is_member and self._lease_renewal is None:
@@ -305,18 +256,9 @@ class GroupMember:
 
         Raises: StorageError.
         """
-        refused: frozenset[TopicQueue] = frozenset(commits)
-
-        def changed(state: GroupState) -> GroupState:
-            nonlocal refused
-            result = self._swapped(state, commits, busy)
-            refused = result.refused
-            return self._with_starts(result.state)
-
         with self._lock:
             self._asked_s = time.monotonic()
-            self._adopt(self._group.change(changed, self._clock.now_ms()))
-        return refused
+            return self._commit(lambda state: self._swapped(state, commits, busy))
 
     def seek(self, offsets: Commits) -> frozenset[TopicQueue]:
         """Set the offsets of queues of this member, back or forth: one commit.
@@ -326,18 +268,12 @@ class GroupMember:
 
         Raises: StorageError.
         """
-        refused: frozenset[TopicQueue] = frozenset()
-
-        def changed(state: GroupState) -> GroupState:
-            nonlocal refused
-            followed = self._followed(offsets)
-            result = state.committed(self._me, offsets, may_go_back=True, followed=followed)
-            refused = result.refused
-            return result.state
-
         with self._lock:
-            self._adopt(self._group.change(changed, self._clock.now_ms()))
-        return refused
+            return self._commit(
+                lambda state: state.committed(
+                    self._me, offsets, may_go_back=True, followed=self._followed(offsets)
+                )
+            )
 
     def renew_if_late(self) -> None:
         """Renew the lease while the reading thread is busy with messages: at most one commit.
@@ -348,10 +284,10 @@ class GroupMember:
             return
         with self._lock:
             if self._me != _NOBODY and self._is_due(LATE_RENEWAL):
-                self._adopt(self._group.change(self._renewed, self._clock.now_ms()))
+                self._change(self._renewed)
 
     def _joined_again(self) -> bool:
-        """Join again; where another member has the name, only some times a second."""
+        """Join again; if another member has the name, only some times a second."""
         now_s = time.monotonic()
         if self._has_warned and now_s - self._looked_s < UNFAIR_LOOK_S:
             return False
@@ -359,7 +295,7 @@ class GroupMember:
         return self.join()
 
     def _group_has_news(self) -> bool:
-        """Whether others changed the group; noticed late it does no harm, for commits are swaps."""
+        """Tell whether others changed the group; commits are swaps, so news may be noticed late."""
         now_s = time.monotonic()
         if self._me == _NOBODY or now_s < self._next_group_look_s:
             return False
@@ -367,11 +303,11 @@ class GroupMember:
         return self._group.has_news()
 
     def _is_due(self, share: float) -> bool:
-        """Whether this share of the lease is over."""
+        """Tell whether this share of the lease is over."""
         return self._lease.left_ms <= self._lease_ms * (1 - share)
 
     def _is_unfair(self, busy: Collection[TopicQueue]) -> bool:
-        """Whether the member should take or give up queues; looks some times a second."""
+        """Tell whether the member should take or give up queues; looks some times a second."""
         now_s = time.monotonic()
         if now_s - self._looked_s < UNFAIR_LOOK_S:
             return False
@@ -381,16 +317,33 @@ class GroupMember:
 
     # --- changes of the group ---------------------------------------------------------------
 
+    def _commit(self, change: Callable[[GroupState], SwapResult]) -> frozenset[TopicQueue]:
+        """Change the group: one commit. Return the queues whose offsets were refused."""
+        refused: frozenset[TopicQueue] = frozenset()
+
+        def changed(state: GroupState) -> GroupState:
+            nonlocal refused
+            result = change(state)
+            refused = result.refused
+            return result.state
+
+        self._change(changed)
+        return refused
+
+    def _change(self, change: Callable[[GroupState], GroupState]) -> None:
+        self._adopt(self._group.change(change, self._clock.now_ms()))
+
     def _swapped(
         self, state: GroupState, commits: Commits, busy: Collection[TopicQueue]
     ) -> SwapResult:
         if not state.is_member(self._me):
             return SwapResult(state, frozenset(commits))
         number = self._lease.next_number(state.members[self.member_id])
-        return state.grown(self._queues()).swapped(
+        result = state.grown(self._queues()).swapped(
             self._me, gone=self._others_gone(state), lease_end_ms=number,
             commits=commits, busy=busy, followed=self._followed(commits),
         )  # fmt: skip
+        return SwapResult(self._with_starts(result.state), result.refused)
 
     def _followed(self, offsets: Commits) -> Mapping[str, TopicCommit]:
         return self._seen_commits({queue.topic for queue in offsets})
@@ -444,3 +397,56 @@ class LeaseRenewal(ThreadHandle):
             if not is_survivable(error):
                 raise
             logger.warning("a lease could not be renewed: %s", in_one_line(error))
+
+
+class GroupStart:
+    """Sets first offsets of a group. Not safe for several threads; 0 commits.
+
+    Args:
+        store: the store of the topics.
+        start: where the group begins.
+        retry_topic: read from its first message, as are queues that a topic got later.
+
+    Attributes:
+        failures: why topics could not be read at the last try.
+    """
+
+    def __init__(self, store: Store, start: StartPoint, retry_topic: str) -> None:
+        """Read nothing yet."""
+        self._store, self._start, self._retry_topic = store, start, retry_topic
+        self.failures: Mapping[str, Exception] = {}
+
+    def begun(self, state: GroupState, member_id: str) -> GroupState:
+        """Set first offsets for all queues that have none, also for those of other members.
+
+        So a queue begins where the group began, however late a member takes it. Queues of a topic
+        that cannot be read begin at a later try.
+
+        Raises: OffsetOutOfRangeError; StorageError where the group begins at the last offset.
+        """
+        stored = state.offsets_of(member_id)
+        missing: dict[str, list[int]] = {}
+        for queue in state.all_queues():
+            if queue not in stored:
+                missing.setdefault(queue.topic, []).append(queue.queue_id)
+        begun_topics = {queue.topic for queue in stored}
+        starts, failures = dict[TopicQueue, int](), dict[str, Exception]()
+        for topic, queue_ids in missing.items():
+            try:
+                offsets = self._offsets_in(topic, queue_ids, begun_topics)
+            except (StorageError, OSError) as error:
+                # The last offset moves on: beginning there later would skip messages.
+                if self._start.where is ConsumeFromWhere.LAST_OFFSET:
+                    raise
+                failures[topic] = error
+                continue
+            starts |= {TopicQueue(topic, queue_id): at for queue_id, at in offsets.items()}
+        self.failures = failures
+        return state.begun(member_id, starts) if starts else state
+
+    def _offsets_in(
+        self, topic: str, queue_ids: list[int], begun_topics: Collection[str]
+    ) -> dict[int, int]:
+        is_whole = topic in begun_topics or topic == self._retry_topic
+        start = FROM_THE_BEGINNING if is_whole else self._start
+        return start.offsets_in(self._store, topic, queue_ids)

@@ -1,15 +1,16 @@
-"""The offsets of a topic: the first ones, the next ones, and those of a moment. Read-only."""
+"""Find the offsets of a topic: the first ones, the next ones, and those of a moment. Read-only."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
-from txmq.consumer.leases import ConsumeFromWhere
 from txmq.delta.files import FilePart, FileRange
 from txmq.delta.storage import Table
 from txmq.errors import (
@@ -33,127 +34,12 @@ NONE = -1
 UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError)
 
 
-class TopicOffsets:
-    """The offsets of the newest version of a topic; a topic without a table has none.
+class ConsumeFromWhere(enum.Enum):
+    """Where a new group begins (R106); a group that has offsets goes on at its offsets."""
 
-    Not safe for several threads; 0 commits. Cost: one look at the log. `first` also reads the
-    offsets of the oldest files, `at` those of the files after the moment and of one file before.
-    """
-
-    def __init__(self, store: Store, topic: str) -> None:
-        """Open the table if it exists. Raises: InvalidNameError, StorageError."""
-        table = store.tables.table_at(f"topics/{topic}")
-        self._table = table if table.exists() else None
-
-    def queue_count(self) -> int:
-        """One more than the highest queue that has messages."""
-        return 0 if self._table is None else queue_count(self._table)
-
-    def end(self, queues: Iterable[int]) -> dict[int, int]:
-        """The offset that the next message of each queue will get; retention does not change it."""
-        table = self._table
-        return {queue: 0 if table is None else end_offset(table, queue) for queue in queues}
-
-    def first(self, queues: Iterable[int]) -> dict[int, int]:
-        """The smallest offset of each queue that is kept; the next offset of an empty queue."""
-        ends = self.end(queues)
-        if self._table is None:
-            return ends
-        starts = {queue: 0 for queue, end in ends.items() if end}
-        return {**ends, **live_offsets(self._table.parts(POSITION_COLUMNS), self._table, starts)}
-
-    def at(self, queues: Iterable[int], moment_ms: int) -> dict[int, int]:
-        """The first offset of each queue that was stored at a moment or later.
-
-        It is the next offset of a queue without such a message.
-        """
-        ends = self.end(queues)
-        if self._table is None:
-            return ends
-        offsets = _offsets_at(self._table, moment_ms)
-        return {queue: offsets.get(queue, end) for queue, end in ends.items()}
-
-
-def queue_count(table: Table) -> int:
-    """One more than the highest queue that has messages in this version."""
-    highest = (span.high for span in table.ranges("queue_id"))
-    return 1 + max((high for high in highest if high is not None), default=NONE)
-
-
-def end_offset(table: Table, queue_id: int) -> int:
-    """The offset that the next message of a queue gets after this version of the table."""
-    return table.mark(f"{OFFSET_MARK}{queue_id}") or 0
-
-
-def live_offsets(
-    parts: Iterable[FilePart], table: Table, starts: Mapping[int, int]
-) -> dict[int, int]:
-    """The smallest offset of each queue that is kept, from a start of the queue on.
-
-    A queue without such an offset has no entry.
-    """
-    lowest: dict[int, int] = {}
-    for part in sorted(parts, key=lowest_offset):
-        open_queues = [q for q in starts if q not in lowest or lowest[q] > lowest_offset(part)]
-        if not open_queues:
-            break
-        if not any(may_hold(part, queue, starts[queue]) for queue in open_queues):
-            continue
-        for queue, offset in _lowest_of(table, part, open_queues, starts).items():
-            lowest[queue] = min(offset, lowest.get(queue, offset))
-    return lowest
-
-
-def _lowest_of(
-    table: Table, part: FilePart, queues: Sequence[int], starts: Mapping[int, int]
-) -> dict[int, int]:
-    rows = table.read([part.file], POSITION_COLUMNS)
-    queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
-    lowest = {}
-    for queue in queues:
-        candidates = offsets[(queue_ids == queue) & (offsets >= starts[queue])]
-        if len(candidates):
-            lowest[queue] = int(candidates.min())
-    return lowest
-
-
-def lowest_offset(part: FilePart) -> int:
-    """A lower bound of the offsets in a part of a file, by its statistics."""
-    low = part.low.get("queue_offset")
-    return 0 if low is None else int(low)
-
-
-def may_hold(part: FilePart, queue_id: int, from_offset: int) -> bool:
-    """Whether a part may hold messages of a queue from an offset on; true for unknown bounds."""
-    low, high = part.low.get("queue_id"), part.high.get("queue_id")
-    if (low is not None and queue_id < low) or (high is not None and queue_id > high):
-        return False
-    highest = part.high.get("queue_offset")
-    return highest is None or bool(from_offset <= highest)
-
-
-def _offsets_at(table: Table, moment_ms: int) -> dict[int, int]:
-    """The smallest offset of each queue that was stored at a moment or later.
-
-    Reads from the newest file back to the first file whose messages are all older: the publisher
-    stores messages in the order of time.
-    """
-    lowest: dict[int, int] = {}
-    for span in sorted(table.ranges("op_version"), key=_age, reverse=True):
-        rows = table.read([span.file], (*POSITION_COLUMNS, "store_timestamp"))
-        rows = rows.filter(pc.greater_equal(rows["store_timestamp"], timestamp(moment_ms)))
-        if not rows.num_rows and span.high is not None:
-            break
-        queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
-        for queue in np.unique(queue_ids).tolist():
-            offset = int(offsets[queue_ids == queue].min())
-            lowest[queue] = min(offset, lowest.get(queue, offset))
-    return lowest
-
-
-def _age(span: FileRange) -> tuple[bool, int]:
-    """The order of files by age; a file without statistics may be the newest."""
-    return span.high is None, span.high or 0
+    FIRST_OFFSET = "first"
+    LAST_OFFSET = "last"
+    TIMESTAMP = "timestamp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +73,7 @@ class StartPoint:
         return cls(ConsumeFromWhere.FIRST_OFFSET, offsets=_checked(from_where))
 
     def in_namespace(self, namespace: str | None) -> StartPoint:
-        """The same with stored names, for offsets by the names that a namespace gives to topics.
+        """Return the same start with stored names of topics instead of those of a namespace.
 
         Raises: InvalidNameError.
         """
@@ -209,7 +95,7 @@ class StartPoint:
             self.offsets_in(store, topic, queues)
 
     def offsets_in(self, store: Store, topic: str, queues: Iterable[int]) -> dict[int, int]:
-        """The first offset to read of each queue of a topic; 0 commits.
+        """Return the first offset to read of each queue of a topic; 0 commits.
 
         Raises: OffsetOutOfRangeError, StorageError.
         """
@@ -219,11 +105,37 @@ class StartPoint:
         if self.where is ConsumeFromWhere.LAST_OFFSET:
             return offsets.end(queue_ids)
         first = offsets.first(queue_ids)
-        given = (self.offsets or {}).get(topic, {})
-        ends = offsets.end(given)
-        for queue, offset in given.items():
+        chosen = (self.offsets or {}).get(topic, {})
+        ends = offsets.end(chosen)
+        for queue, offset in chosen.items():
             check_offset(topic, queue, offset, first.get(queue, 0), ends[queue])
-        return {queue: given.get(queue, offset) for queue, offset in first.items()}
+        return {queue: chosen.get(queue, offset) for queue, offset in first.items()}
+
+
+FROM_THE_BEGINNING = StartPoint(ConsumeFromWhere.FIRST_OFFSET)
+
+
+def _checked(offsets: Mapping[str, Any]) -> OffsetsByTopic:
+    faults = [
+        f"offsets of {shown(topic)} must be whole numbers by queue_id"
+        for topic, queues in offsets.items()
+        if not isinstance(queues, Mapping)
+        or any(type(number) is not int or number < 0 for pair in queues.items() for number in pair)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return offsets
+
+
+def moment_ms(moment: object) -> int:
+    """Return the milliseconds of a time with a time zone. Raises: ConfigError."""
+    if not isinstance(moment, datetime):
+        problem = "a moment must be a datetime with a time zone, such as datetime(..., tzinfo=UTC)"
+        raise ConfigError([problem])
+    wrong = moment_problem(moment)
+    if wrong is not None:
+        raise ConfigError([f"a moment {wrong}"])
+    return milliseconds(moment)
 
 
 def check_offset(topic: str, queue_id: int, offset: object, first: int, end: int) -> None:
@@ -234,31 +146,124 @@ def check_offset(topic: str, queue_id: int, offset: object, first: int, end: int
         )
 
 
-def moment_ms(moment: object) -> int:
-    """The milliseconds of a time with a time zone. Raises: ConfigError."""
-    if not isinstance(moment, datetime):
-        problem = "a moment must be a datetime with a time zone, such as datetime(..., tzinfo=UTC)"
-        raise ConfigError([problem])
-    wrong = moment_problem(moment)
-    if wrong is not None:
-        raise ConfigError([f"a moment {wrong}"])
-    return milliseconds(moment)
+class TopicOffsets:
+    """The offsets of the newest version of a topic; a topic without a table has none.
+
+    Not safe for several threads; 0 commits. Cost: one look at the log. `first` also reads the
+    offsets of the oldest files, `at` those of the files after the moment and of one file before.
+    """
+
+    def __init__(self, store: Store, topic: str) -> None:
+        """Open the table if it exists. Raises: InvalidNameError, StorageError."""
+        table = store.tables.table_at(f"topics/{topic}")
+        self._table = table if table.exists() else None
+
+    def queue_count(self) -> int:
+        """Return one more than the highest queue that has messages."""
+        return 0 if self._table is None else queue_count(self._table)
+
+    def end(self, queues: Iterable[int]) -> dict[int, int]:
+        """Return the offset that the next message of each queue will get; retention keeps it."""
+        table = self._table
+        return {queue: 0 if table is None else end_offset(table, queue) for queue in queues}
+
+    def first(self, queues: Iterable[int]) -> dict[int, int]:
+        """Return the smallest offset of each queue that is kept; the next one of an empty queue."""
+        ends = self.end(queues)
+        if self._table is None:
+            return ends
+        starts = {queue: 0 for queue, end in ends.items() if end}
+        return {**ends, **live_offsets(self._table.parts(POSITION_COLUMNS), self._table, starts)}
+
+    def at(self, queues: Iterable[int], moment_ms: int) -> dict[int, int]:
+        """Return the first offset of each queue that was stored at a moment or later.
+
+        A queue without such a message gets its next offset.
+        """
+        ends = self.end(queues)
+        if self._table is None:
+            return ends
+        offsets = _offsets_at(self._table, moment_ms)
+        return {queue: offsets.get(queue, end) for queue, end in ends.items()}
 
 
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
+def queue_count(table: Table) -> int:
+    """Return one more than the highest queue that has messages in this version."""
+    highest = (span.high for span in table.ranges("queue_id"))
+    return 1 + max((high for high in highest if high is not None), default=NONE)
 
 
-def _checked(offsets: OffsetsByTopic) -> OffsetsByTopic:
-    faults = [
-        f"offsets of {shown(topic)} must be whole numbers by queue_id"
-        for topic, queues in offsets.items()
-        if not _is_mapping(queues)
-        or any(type(number) is not int or number < 0 for pair in queues.items() for number in pair)
-    ]
-    if faults:
-        raise ConfigError(faults)
-    return offsets
+def end_offset(table: Table, queue_id: int) -> int:
+    """Return the offset that the next message of a queue gets after this version of the table."""
+    return table.mark(f"{OFFSET_MARK}{queue_id}") or 0
 
 
-FROM_THE_BEGINNING = StartPoint(ConsumeFromWhere.FIRST_OFFSET)
+def live_offsets(
+    parts: Iterable[FilePart], table: Table, starts: Mapping[int, int]
+) -> dict[int, int]:
+    """Find the smallest offset of each queue that is kept, from a start of the queue on.
+
+    A queue without such an offset has no entry.
+    """
+    lowest: dict[int, int] = {}
+    for part in sorted(parts, key=lowest_offset):
+        open_queues = [q for q in starts if q not in lowest or lowest[q] > lowest_offset(part)]
+        if not open_queues:
+            break
+        if not any(may_hold(part, queue, starts[queue]) for queue in open_queues):
+            continue
+        for queue, offset in _lowest_of(table, part, open_queues, starts).items():
+            lowest[queue] = min(offset, lowest.get(queue, offset))
+    return lowest
+
+
+def _lowest_of(
+    table: Table, part: FilePart, queues: Sequence[int], starts: Mapping[int, int]
+) -> dict[int, int]:
+    rows = table.read([part.file], POSITION_COLUMNS)
+    queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
+    lowest = {}
+    for queue in queues:
+        candidates = offsets[(queue_ids == queue) & (offsets >= starts[queue])]
+        if len(candidates):
+            lowest[queue] = int(candidates.min())
+    return lowest
+
+
+def lowest_offset(part: FilePart) -> int:
+    """Return a lower bound of the offsets in a part of a file, by its statistics."""
+    low = part.low.get("queue_offset")
+    return 0 if low is None else int(low)
+
+
+def may_hold(part: FilePart, queue_id: int, from_offset: int) -> bool:
+    """Tell whether a part may hold messages of a queue from an offset on; true without bounds."""
+    low, high = part.low.get("queue_id"), part.high.get("queue_id")
+    if (low is not None and queue_id < low) or (high is not None and queue_id > high):
+        return False
+    highest = part.high.get("queue_offset")
+    return highest is None or bool(from_offset <= highest)
+
+
+def _offsets_at(table: Table, moment_ms: int) -> dict[int, int]:
+    """Find the smallest offset of each queue that was stored at a moment or later.
+
+    Reads from the newest file back to the first file whose messages are all older: the publisher
+    stores messages in the order of time.
+    """
+    lowest: dict[int, int] = {}
+    for span in sorted(table.ranges("op_version"), key=_age, reverse=True):
+        rows = table.read([span.file], (*POSITION_COLUMNS, "store_timestamp"))
+        rows = rows.filter(pc.greater_equal(rows["store_timestamp"], timestamp(moment_ms)))
+        if not rows.num_rows and span.high is not None:
+            break
+        queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
+        for queue in np.unique(queue_ids).tolist():
+            offset = int(offsets[queue_ids == queue].min())
+            lowest[queue] = min(offset, lowest.get(queue, offset))
+    return lowest
+
+
+def _age(span: FileRange) -> tuple[bool, int]:
+    # A file without statistics may be the newest.
+    return span.high is None, span.high or 0

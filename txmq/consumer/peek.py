@@ -1,19 +1,17 @@
-"""Reads a topic without a group: it keeps no offsets and disturbs no consumer. Read-only."""
+"""Read a topic without a group: it keeps no offsets and disturbs no consumer. Read-only."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
-from txmq.consumer.leases import ConsumeFromWhere
-from txmq.consumer.offsets import StartPoint
+from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
 from txmq.consumer.reader import TopicReader
 from txmq.message.filter import MessageFilter
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store
 
 LOOK_INTERVAL_S = 0.05
-_FIRST = StartPoint(ConsumeFromWhere.FIRST_OFFSET)
 
 
 class TopicPeek:
@@ -31,7 +29,7 @@ class TopicPeek:
         self,
         store: Store,
         topic: str,
-        start: StartPoint = _FIRST,
+        start: StartPoint = FROM_THE_BEGINNING,
         *,
         message_filter: MessageFilter | None = None,
         namespace: str | None = None,
@@ -49,11 +47,11 @@ class TopicPeek:
         self._reader.look()
         new = [q for q in range(self._reader.queue_count) if q not in self._offsets]
         # A queue that appears later is read from its first message.
-        start = _FIRST if self._offsets else self._start
+        start = FROM_THE_BEGINNING if self._offsets else self._start
         self._offsets.update(start.offsets_in(self._store, self._topic, new))
 
     def messages(self) -> Iterator[ReceivedMessage]:
-        """The visible messages that were not returned before; 0 commits.
+        """Yield the visible messages that were not returned before; 0 commits.
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
         """
@@ -65,7 +63,7 @@ class TopicPeek:
         self._reader.forget_before(self._offsets)
 
     def follow(self) -> Iterator[ReceivedMessage]:
-        """As `messages`, and then the messages that become visible, for ever."""
+        """Yield as `messages` does, and then the messages that become visible, for ever."""
         while True:
             yield from self.messages()
             time.sleep(LOOK_INTERVAL_S)

@@ -9,24 +9,29 @@ from types import TracebackType
 from typing import Any, Self
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_queue, checked_timeout
-from txmq.consumer.batch import ConsumeResult, first_offsets
-from txmq.consumer.exclusive_use import ExclusiveUse, ProcessWatch
+from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
-from txmq.consumer.lag import QueueLag, lag_of_group
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.offsets import OffsetsByTopic, TopicOffsets, check_offset, moment_ms
-from txmq.consumer.push import (
-    ConsumerHandle,
+from txmq.consumer.handlers import (
     ErrorHook,
     Function,
     Handler,
     HandlersByTopic,
     MessageHandler,
-    MessagePush,
+    ProcessWatch,
     checked_on_error,
 )
-from txmq.consumer.rules import TopicQueue, replay_of
+from txmq.consumer.lag import QueueLag, lag_of_group
+from txmq.consumer.offsets import (
+    ConsumeFromWhere,
+    OffsetsByTopic,
+    TopicOffsets,
+    check_offset,
+    moment_ms,
+)
+from txmq.consumer.push import ConsumeResult, ConsumerHandle, MessagePush
+from txmq.consumer.rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage, SendsBack
+from txmq.consumer.taking import first_offsets
 from txmq.errors import QueueNotOwnedError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.listeners.hooks import Hook, Hooks
@@ -35,11 +40,9 @@ from txmq.message.names import topic_in_namespace, unwrapped
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
-# --- moving:
-
 
 class MovableMember:
-    """The part of PullConsumer that says where it reads on, in the names of its users."""
+    """The half of PullConsumer that moves it in its queues; `PullConsumer` sets the attributes."""
 
     store: Store
     namespace: str | None
@@ -136,7 +139,7 @@ class MovableMember:
         return TopicQueue(unwrapped(queue.topic, self.namespace), queue.queue_id)
 
     def lag(self) -> list[QueueLag]:
-        """How many messages the whole group has not consumed yet, queue by queue.
+        """Count the messages that the whole group has not consumed yet, queue by queue.
 
         Reads: `state/group_<group>`, topics. Commits: 0.
 
@@ -147,8 +150,6 @@ class MovableMember:
         """
         return lag_of_group(self.store, self.consumer_group, self.clock)
 
-
-# --- pull:
 
 POLL_MESSAGES = 32
 
@@ -304,7 +305,6 @@ class PullConsumer(MovableMember):
             self._reader.give_again(self._places(messages))
 
     def _places(self, messages: Iterable[ReceivedMessage]) -> dict[TopicQueue, int]:
-        """The first offset of each queue."""
         return first_offsets(
             (TopicQueue(self._stored(message.topic), message.queue_id), message.queue_offset)
             for message in messages
@@ -316,7 +316,7 @@ class PullConsumer(MovableMember):
         return self._reader.is_commit_due
 
     def commit(self, unhandled: Iterable[ReceivedMessage] = ()) -> CommitResult:
-        """Say that all messages that `poll` handed out are handled.
+        """Commit all messages that `poll` handed out as handled.
 
         Commits: one, or none if nothing was handed out since the last commit. A retry after an
         error commits the same offsets; they never go back.

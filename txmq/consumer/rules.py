@@ -6,26 +6,24 @@ decide by different states of the group.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from txmq.consumer.leases import (
-    NO_COMMITS,
-    ConsumeMode,
-    Followed,
-    Membership,
-    Sighting,
-    TopicCommit,
-    forgotten,
-    noted,
-    sightings,
-)
+from txmq.consumer.leases import Membership, Sighting, sightings
 from txmq.errors import ConsumerGroupConflictError
 
 # The key of the offsets that all members share; in BROADCASTING each member has a key.
 SHARED = ""
 ALL = "*"
+
+
+class ConsumeMode(enum.StrEnum):
+    """Whether the members of a group share the messages, or each member reads all of them."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
 
 
 class TopicQueue(NamedTuple):
@@ -47,10 +45,25 @@ class Owner(NamedTuple):
     epoch: int
 
 
+class TopicCommit(NamedTuple):
+    """A commit of a topic.
+
+    Attributes:
+        version: its version of the table.
+        fingerprint: the first digits of the hash of its commit file, as a number.
+    """
+
+    version: int
+    fingerprint: int
+
+
 Offsets = Mapping[TopicQueue, int]
+# Of each queue the epoch in which the member got it, and the next offset.
+Commits = Mapping[TopicQueue, tuple[int, int]]
 # The key of the replays of every queue that has none of its own: no topic has this name.
 EVERY_QUEUE = TopicQueue("", 0)
 _NO_OFFSETS: Offsets = {}
+NO_COMMITS: Mapping[str, TopicCommit] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +79,7 @@ class GroupSettings:
     subscription: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The text that errors show."""
+        """Return the text that errors show."""
         topics = ", ".join(
             topic if text == ALL else f"{topic} [{text}]"
             for topic, text in sorted(self.subscription.items())
@@ -89,7 +102,7 @@ class SwapResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The state of a consumer group.
+    """The state of a consumer group. Each change returns the state after it.
 
     Attributes:
         settings: what the members read.
@@ -113,42 +126,47 @@ class GroupState:
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
     epoch: int = 0
     seen: Mapping[str, Sighting] = field(default_factory=dict)
-    followed: Followed[TopicQueue] = field(default_factory=dict)
+    followed: Mapping[str, Mapping[TopicQueue, TopicCommit]] = field(default_factory=dict)
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------
 
     @property
     def is_broadcasting(self) -> bool:
         """Whether each member reads all messages."""
         return self.settings.mode is ConsumeMode.BROADCASTING
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody has joined the group, or it was deleted."""
+        return not (self.settings.subscription or self.offsets or self.members)
+
     def living(self, now_ms: int) -> list[str]:
-        """The members that live as far as this clock can say, sorted: for people to look at.
+        """List the members that live as far as this clock can say, sorted; for people to look at.
 
         Members do not rest on it: their clocks may differ. They watch each other instead.
         """
         return sorted(name for name, at in self.members.items() if now_ms < at.lease_end_ms)
 
     def all_queues(self) -> list[TopicQueue]:
-        """All queues that are read, in the order in which they are shared out."""
+        """List all queues that are read, in the order in which they are shared out."""
         queues = (TopicQueue(topic, q) for topic, n in self.queues.items() for q in range(n))
         return sorted(queues, key=_by_queue)
 
     def offsets_of(self, member_id: str) -> Offsets:
-        """The next offsets of a member."""
+        """Return the next offsets of a member."""
         return self.offsets.get(self._reader(member_id), _NO_OFFSETS)
 
     def followed_by(self, member_id: str) -> Mapping[TopicQueue, TopicCommit]:
-        """Which commit of its topic each offset of a member is of; not all are known."""
+        """Return which commit of its topic each offset of a member is of; not all are known."""
         return self.followed.get(self._reader(member_id), {})
 
     def is_member(self, me: Owner) -> bool:
-        """Whether the group has not dropped this member since it joined."""
+        """Tell whether the group has not dropped this member since it joined."""
         membership = self.members.get(me.member_id)
         return membership is not None and membership.epoch == me.epoch
 
     def held_by(self, me: Owner) -> dict[TopicQueue, int]:
-        """The queues that a member may read, each with the epoch in which it got the queue."""
+        """Return the queues that a member may read, with the epoch in which it got each."""
         if not self.is_member(me):
             return {}
         if self.is_broadcasting:
@@ -161,6 +179,27 @@ class GroupState:
 
     def _reader(self, member_id: str) -> str:
         return member_id if self.is_broadcasting else SHARED
+
+    # --- one swap of a member ---------------------------------------------------------------
+
+    def swapped(  # noqa: PLR0913 - all that a member does
+        self,
+        me: Owner,
+        *,
+        gone: Collection[str],
+        lease_end_ms: int,
+        commits: Commits | None = None,
+        busy: Collection[TopicQueue] = (),
+        followed: Mapping[str, TopicCommit] = NO_COMMITS,
+    ) -> SwapResult:
+        """Do all that a member does in one swap.
+
+        Commits offsets, renews its lease, drops members that are gone, and adjusts its share.
+        The arguments are those of `committed` and the others; it is not among the `gone` itself.
+        """
+        result = self.committed(me, commits or {}, followed=followed)
+        after = result.state.renewed(me, lease_end_ms).without_gone(gone)
+        return SwapResult(after.shared_out(me, busy), result.refused)
 
     # --- members ----------------------------------------------------------------------------
 
@@ -175,12 +214,12 @@ class GroupState:
         lease_end_ms: int,
         lease_ms: int = 0,
     ) -> GroupState:
-        """The state with one more member, which has no queue yet.
+        """Add a member, which has no queue yet.
 
         If all other members are gone, the settings of the new member replace those of the group;
         the offsets stay.
 
-        Raises: ConsumerGroupConflictError where members with other settings live.
+        Raises: ConsumerGroupConflictError if members with other settings live.
         """
         after = self.without_gone(gone)
         if after.settings != settings:
@@ -195,12 +234,12 @@ class GroupState:
         return replace(after, members=members, epoch=epoch).grown(queues)
 
     def without_gone(self, gone: Collection[str]) -> GroupState:
-        """The state without members whose lease is over; their queues become free."""
+        """Drop members whose lease is over; their queues become free."""
         living = {name: at for name, at in self.members.items() if name not in gone}
         return self if len(living) == len(self.members) else self._with_members(living)
 
     def sighted(self, stored_ms: int) -> GroupState:
-        """The state with a note of what its members showed at a time of the storage.
+        """Note what the members showed at a time of the storage.
 
         The epoch grows, so that each call is a commit, which has a time of the storage too.
         """
@@ -208,7 +247,7 @@ class GroupState:
         return replace(self, seen=seen, epoch=self.epoch + 1)
 
     def left(self, me: Owner) -> GroupState:
-        """The state without this member; its queues become free."""
+        """Drop this member; its queues become free."""
         if not self.is_member(me):
             return self
         others = {name: at for name, at in self.members.items() if name != me.member_id}
@@ -219,7 +258,7 @@ class GroupState:
         return replace(self, members=members, owners=owners)
 
     def renewed(self, me: Owner, lease_end_ms: int) -> GroupState:
-        """The state with a longer lease; a member that was dropped must join again."""
+        """Give this member a longer lease, unless it was dropped: then it must join again."""
         if not self.is_member(me):
             return self
         before = self.members[me.member_id]
@@ -230,7 +269,7 @@ class GroupState:
     # --- queues -----------------------------------------------------------------------------
 
     def grown(self, queues: Mapping[str, int]) -> GroupState:
-        """The state with at least these numbers of queues; numbers never shrink."""
+        """Raise the numbers of queues to at least these; they never shrink."""
         counts = {
             topic: max(count, self.queues.get(topic, 0)) for topic, count in queues.items() if count
         }
@@ -238,7 +277,7 @@ class GroupState:
         return self if after == self.queues else replace(self, queues=after)
 
     def share_of(self, member_id: str) -> int:
-        """The number of queues that a member should have.
+        """Compute how many queues a member should have.
 
         If the queues cannot be shared out evenly, members that have more keep one more.
         """
@@ -250,14 +289,14 @@ class GroupState:
         return least + (order.index(member_id) < odd)
 
     def is_unfair_to(self, me: Owner, busy: Collection[TopicQueue], gone: Collection[str]) -> bool:
-        """Whether this member should take queues, or give up queues that it is not busy with."""
+        """Tell whether this member should take queues, or give up some that it is not busy with."""
         if not self.is_member(me):
             return False
         after = self.without_gone(gone)
         return after.shared_out(me, busy).owners != after.owners
 
     def shared_out(self, me: Owner, busy: Collection[TopicQueue]) -> GroupState:
-        """The state after this member gave up its surplus, or took its share of the free queues.
+        """Have this member give up its surplus, or take its share of the free queues.
 
         It keeps the queues that it is `busy` with: their messages are in its hands.
         """
@@ -272,7 +311,7 @@ class GroupState:
         return self._taken(me.member_id, free[:missing])
 
     def surplus_of(self, me: Owner) -> list[TopicQueue]:
-        """The queues of a member above its share; it gives them up as soon as it can."""
+        """List the queues of a member above its share; it gives them up as soon as it can."""
         if self.is_broadcasting or not self.is_member(me):
             return []
         return self._queues_of(me)[self.share_of(me.member_id) :]
@@ -281,28 +320,28 @@ class GroupState:
         return sorted(self.held_by(me), key=_by_queue)
 
     def given_up(self, queues: Collection[TopicQueue]) -> GroupState:
-        """The state with these queues free."""
-        kept = {queue: owner for queue, owner in self.owners.items() if queue not in queues}
-        return self if len(kept) == len(self.owners) else replace(self, owners=kept)
+        """Make these queues free."""
+        owners = {queue: owner for queue, owner in self.owners.items() if queue not in queues}
+        return self if len(owners) == len(self.owners) else replace(self, owners=owners)
 
     def _taken(self, member_id: str, queues: Collection[TopicQueue]) -> GroupState:
         if not queues:
             return self
         epoch = self.epoch + 1
-        taken = dict.fromkeys(queues, Owner(member_id, epoch))
-        return replace(self, owners={**self.owners, **taken}, epoch=epoch)
+        owners = dict.fromkeys(queues, Owner(member_id, epoch))
+        return replace(self, owners={**self.owners, **owners}, epoch=epoch)
 
     # --- offsets ----------------------------------------------------------------------------
 
     def begun(self, member_id: str, starts: Offsets) -> GroupState:
-        """The state with first offsets for queues that have none; a stored offset wins."""
+        """Set first offsets of queues that have none; a stored offset stays."""
         stored = self.offsets_of(member_id)
         return self._with_offsets(self._reader(member_id), {**starts, **stored})
 
     def committed(
         self,
         me: Owner,
-        offsets: Mapping[TopicQueue, tuple[int, int]],
+        offsets: Commits,
         *,
         may_go_back: bool = False,
         followed: Mapping[str, TopicCommit] = NO_COMMITS,
@@ -327,25 +366,29 @@ class GroupState:
             if queue not in refused
         }
         reader = self._reader(me.member_id)
-        after = self._with_offsets(reader, {**stored, **moved})
-        after = replace(after, followed=noted(self.followed, reader, moved, followed))
-        return SwapResult(after._replayed(stored, moved), refused)  # noqa: SLF001 - of the same class
+        # ruff takes these for members of another class.
+        after = self._with_offsets(reader, {**stored, **moved})._noted(reader, moved, followed)  # noqa: SLF001
+        return SwapResult(after._replayed(stored, moved), refused)  # noqa: SLF001
 
     def reset(self, offsets: Offsets) -> GroupState:
-        """The state with other offsets, in BROADCASTING for each member.
+        """Set other offsets, in BROADCASTING for each member.
 
-        It has no members: those that live join again.
+        Drops all members: those that live join again.
         """
         readers = self.offsets if self.is_broadcasting else (SHARED,)
         after = {name: {**self.offsets.get(name, {}), **offsets} for name in readers}
         changed = self._replayed(self.offsets.get(SHARED, {}), offsets)
-        changed = replace(changed, followed=forgotten(self.followed, offsets))
+        followed = {
+            reader: {queue: at for queue, at in commits.items() if queue not in offsets}
+            for reader, commits in self.followed.items()
+        }
         return replace(
-            changed, offsets={**self.offsets, **after}, members={}, owners={}, epoch=self.epoch + 1
-        )
+            changed, offsets={**self.offsets, **after}, followed=followed,
+            members={}, owners={}, epoch=self.epoch + 1,
+        )  # fmt: skip
 
     def put_back(self, first: Offsets) -> GroupState:
-        """The state in which nobody is beyond these offsets, and which has no members."""
+        """Move offsets beyond these back to them, and drop all members."""
         after = {
             reader: {queue: min(offset, first.get(queue, offset)) for queue, offset in own.items()}
             for reader, own in self.offsets.items()
@@ -356,47 +399,33 @@ class GroupState:
         return replace(changed, offsets=after, members={}, owners={}, epoch=self.epoch + 1)
 
     def _replayed(self, before: Offsets, after: Offsets) -> GroupState:
-        """The state with one more replay of each queue in which the group goes back."""
+        """Count one more replay of each queue in which the group goes back."""
         back = [queue for queue, offset in after.items() if offset < before.get(queue, 0)]
         if not back:
             return self
         more = {queue: replay_of(self.replays, queue) + 1 for queue in back}
         return replace(self, replays={**self.replays, **more})
 
+    def _noted(
+        self, reader: str, queues: Collection[TopicQueue], commits: Mapping[str, TopicCommit]
+    ) -> GroupState:
+        """Note of which commit of its topic each of these offsets of a reader is.
+
+        A commit that is not known takes the place of one that is: that one is of an older offset.
+        """
+        before = self.followed.get(reader, {})
+        after = {queue: at for queue, at in before.items() if queue not in queues}
+        after |= {queue: commits[queue.topic] for queue in queues if queue.topic in commits}
+        return self if after == before else replace(self, followed={**self.followed, reader: after})
+
     def _with_offsets(self, reader: str, offsets: Offsets) -> GroupState:
         if offsets == self.offsets.get(reader, {}):
             return self
         return replace(self, offsets={**self.offsets, reader: offsets})
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether nobody has joined the group, or it was deleted."""
-        return not (self.settings.subscription or self.offsets or self.members)
-
-    # --- one swap of a member ---------------------------------------------------------------
-
-    def swapped(  # noqa: PLR0913 - all that a member does
-        self,
-        me: Owner,
-        *,
-        gone: Collection[str],
-        lease_end_ms: int,
-        commits: Mapping[TopicQueue, tuple[int, int]] | None = None,
-        busy: Collection[TopicQueue] = (),
-        followed: Mapping[str, TopicCommit] = NO_COMMITS,
-    ) -> SwapResult:
-        """Do all that a member does in one swap.
-
-        It commits offsets, renews its lease, drops members that are gone, and adjusts its share.
-        The arguments are those of `committed` and the others; it is not among the `gone` itself.
-        """
-        result = self.committed(me, commits or {}, followed=followed)
-        after = result.state.renewed(me, lease_end_ms).without_gone(gone)
-        return SwapResult(after.shared_out(me, busy), result.refused)
-
 
 def replay_of(replays: Mapping[TopicQueue, int], queue: TopicQueue) -> int:
-    """How often the group went back in this queue: what it sends back is named by it."""
+    """Return how often the group went back in a queue; it is a part of the key of a send-back."""
     return replays.get(queue, replays.get(EVERY_QUEUE, 0))
 
 

@@ -1,4 +1,4 @@
-"""Sends messages that a consumer could not handle back for a later try, or to the dead letters.
+"""Send messages that a consumer could not handle back for a later try, or to the dead letters.
 
 A retry is an ordinary delayed message to the retry topic of the group (R107, R108). Each failure is
 sent once, even if several processes try, or die while they try; see `producer/once.py`.
@@ -91,7 +91,7 @@ class SentBack:
 
 
 class PlacedMessage(NamedTuple):
-    """What says whether a message was sent back already.
+    """The place of a message, which says whether the message was sent back already.
 
     Attributes:
         offset: its place in its queue.
@@ -106,7 +106,7 @@ class PlacedMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: ReceivedMessage, replay: int) -> PlacedMessage:
-        """A message that a member was handed out."""
+        """Place a message that a member was handed out."""
         time_ms = milliseconds(message.store_timestamp)
         return cls(message.queue_offset, message.message_id, time_ms, replay)
 
@@ -143,7 +143,7 @@ class SendBack:
     """
 
     def __init__(self, store: Store, consumer_group: str, clock: Clock | None = None) -> None:
-        """Check the name; nothing is opened; 0 commits."""
+        """Check the name, and open nothing; 0 commits."""
         check_store(store)
         self._group = check_stored_group(consumer_group, "consumer_group")
         self._max_times = store.config.of_consumer_group(self._group).max_reconsume_times
@@ -197,30 +197,24 @@ class SendBack:
         ]
 
     def are_sent_back(self, messages: Sequence[PlacedMessage]) -> list[bool]:
-        """Whether each of these was sent back already, in the same order; 0 commits.
+        """Tell of each of these whether it was sent back already, in the same order; 0 commits.
 
-        Reads: half, settled, op; one look for news where the group never sent anything back.
+        Reads: half, settled, op; one look for news if the group never sent anything back.
 
         Raises: StorageError.
         """
         return self._sender.are_sent([message.once_key for message in messages])
 
     def have_any(self) -> bool:
-        """Whether the group has ever sent anything back; 0 commits. Raises: StorageError."""
+        """Tell whether the group has ever sent anything back; 0 commits. Raises: StorageError."""
         return self._sender.has_sent_any()
-
-    def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
-        topic = keyed.message.topic
-        times = int(keyed.message.properties[RECONSUME_TIMES])
-        is_dead = topic == dead_letter_topic(self._group)
-        return SentBack(shown_name(topic), message_id, times, is_dead)
 
     def _keyed_message(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
         times = message.reconsume_times if is_retry else 0
         is_dead = failed.delay_level < 0 or times >= self._max_times
         name = dead_letter_topic if is_dead else retry_topic
-        sent = Message.as_stored(
+        retry = Message.as_stored(
             topic=name(self._group),
             body=message.stored_body,
             tags=message.tags,
@@ -231,7 +225,7 @@ class SendBack:
         )
         born_ms = milliseconds(message.born_timestamp)
         key = PlacedMessage.of(message, failed.replay).once_key
-        return KeyedMessage(key.key, key.time_ms, sent, queue_id=0, born_ms=born_ms)
+        return KeyedMessage(key.key, key.time_ms, retry, queue_id=0, born_ms=born_ms)
 
     def _properties(
         self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool
@@ -256,11 +250,17 @@ class SendBack:
         return properties
 
     def _is_retry(self, message: ReceivedMessage) -> bool:
-        """Whether it comes from the group's retry topic: only there txmq set its properties."""
+        # Only in the group's retry topic its properties are those of txmq.
         return self._stored(message.topic) == retry_topic(self._group)
 
     def _stored(self, topic: str) -> str:
         return topic_in_namespace(topic, namespace_of(self._group))
+
+    def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
+        topic = keyed.message.topic
+        times = int(keyed.message.properties[RECONSUME_TIMES])
+        is_dead = topic == dead_letter_topic(self._group)
+        return SentBack(shown_name(topic), message_id, times, is_dead)
 
 
 def _reason_text(reason: str | BaseException) -> str:

@@ -22,46 +22,12 @@ from txmq.errors import CommitRefusedError
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.results import Sum
 
-# --- rewriting:
-
-# About so many bytes become a row group.
-ROW_GROUP_BYTES = 32 * 1024 * 1024
-
-
-def stored_columns(table: Table) -> list[str]:
-    """The columns in the files of a table; a typed topic has more than its schema."""
-    return [name for name in table.columns.names if name not in table.schema.partition_by]
-
-
-def written_anew(table: Table, rows: Iterable[pa.Table], partition: Mapping[str, Any]) -> NewFile:
-    """A new file of one partition with these rows in `stored_columns`; 0 commits.
-
-    Memory holds one of the tables; each becomes a row group.
-    """
-    names = stored_columns(table)
-    schema = pa.schema([table.columns.field(name) for name in names])
-    statistics = table.schema.statistics_columns or names
-    return write_file(rows, schema, table.filesystem, statistics, partition_texts(partition))
-
-
-def replace_files(table: Table, old: Sequence[DataFile], new: Sequence[NewFile]) -> int:
-    """Replace files; the version of the commit, which no reader sees as news.
-
-    Raises: CommitRefusedError where another program changed the same files. Then no row is lost
-        or doubled, and `maintenance.orphans` removes the files that were written.
-    """
-    reached(FailPoint.FILES_MERGED)
-    version = table.rewrite(old, new)
-    reached(FailPoint.FILES_REPLACED)
-    return version
-
-
-# --- compaction:
-
 FILES_OF_A_CLASS = 8
 SMALLEST_CLASS_BYTES = 128 * 1024
 # What is merged at once: after it there is a commit, and memory is free again.
 FILES_AT_ONCE = 2_048
+# About so many bytes become a row group.
+ROW_GROUP_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +38,26 @@ class Compacted(Sum):
     files_after: int = 0
 
 
+def compact(table: Table, target_bytes: int) -> Compacted:
+    """Merge small files, in one commit for each FILES_AT_ONCE of them or a few more.
+
+    Raises: CommitRefusedError where another program changed the same files. Then no row is lost
+        or doubled, and `maintenance.orphans` removes the files that were written.
+    """
+    compacted = Compacted()
+    for groups in _of_one_commit(groups_to_compact(table.refresh().files(), target_bytes)):
+        try:
+            # Who is killed keeps what is done so far.
+            compacted += _merged_groups(table, groups)
+        except CommitRefusedError:
+            if compacted == Compacted():
+                raise
+            break
+    return compacted
+
+
 def size_class(size_bytes: int) -> int:
-    """0 below 128 KiB, 1 below 1 MiB, 2 below 8 MiB, and so on."""
+    """Return 0 below 128 KiB, 1 below 1 MiB, 2 below 8 MiB, and so on."""
     number, bound_bytes = 0, SMALLEST_CLASS_BYTES
     while size_bytes >= bound_bytes:
         number, bound_bytes = number + 1, bound_bytes * FILES_OF_A_CLASS
@@ -81,7 +65,7 @@ def size_class(size_bytes: int) -> int:
 
 
 def groups_to_compact(files: Iterable[DataFile], target_bytes: int) -> list[list[DataFile]]:
-    """Groups of files to merge: neighbours in time of one partition and size class.
+    """Choose the files to merge: neighbours in time of one partition and size class.
 
     Files of `target_bytes` and more stay as they are.
     """
@@ -103,7 +87,7 @@ def _by_time(file: DataFile) -> tuple[int, str]:
 
 
 def _bins(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFile]]:
-    """Runs of neighbours of up to `target_bytes`; a run of one file is left out."""
+    """Cut neighbours into runs of up to `target_bytes`; leave out a run of one file."""
     run: list[DataFile] = []
     size_bytes = 0
     for file in files:
@@ -115,28 +99,10 @@ def _bins(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFil
     yield from [run] if len(run) > 1 else []
 
 
-def compact(table: Table, target_bytes: int) -> Compacted:
-    """Merge small files: one commit for each FILES_AT_ONCE of them or a few more; none without.
-
-    Raises: CommitRefusedError where another program changed the same files. Then no row is lost
-        or doubled, and `maintenance.orphans` removes the files that were written.
-    """
-    compacted = Compacted()
-    for groups in _of_one_commit(groups_to_compact(table.refresh().files(), target_bytes)):
-        try:
-            # Who is killed keeps what is done so far.
-            compacted += _merged_groups(table, groups)
-        except CommitRefusedError:
-            if compacted == Compacted():
-                raise
-            break
-    return compacted
-
-
 def _merged_groups(table: Table, groups: Sequence[list[DataFile]]) -> Compacted:
-    """Merge these groups in one commit; without those of which a file is gone meanwhile."""
+    """Merge these groups in one commit, but for groups of which a file is gone meanwhile."""
     snapshot = table.refresh().snapshot
-    # What is gone before the version that the commit starts from, no rule of conflicts sees.
+    # No rule of conflicts sees what was gone before the version that the commit starts from.
     whole = [group for group in groups if all(snapshot.holds(file.path) for file in group)]
     if not whole:
         return Compacted()
@@ -147,27 +113,56 @@ def _merged_groups(table: Table, groups: Sequence[list[DataFile]]) -> Compacted:
 
 
 def _of_one_commit(groups: Iterable[list[DataFile]]) -> Iterator[list[list[DataFile]]]:
-    waiting: list[list[DataFile]] = []
+    """Gather groups until they have FILES_AT_ONCE files."""
+    gathered: list[list[DataFile]] = []
     for group in groups:
-        waiting.append(group)
-        if sum(map(len, waiting)) >= FILES_AT_ONCE:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
+        gathered.append(group)
+        if sum(map(len, gathered)) >= FILES_AT_ONCE:
+            yield gathered
+            gathered = []
+    if gathered:
+        yield gathered
 
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
-    """A new file with the rows of all `files`, in their order."""
+    """Write a new file with the rows of all `files`, in their order."""
     rows = table.each(files, stored_columns(table))
     return written_anew(table, _row_groups(rows), files[0].partition)
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of many files in few tables; each becomes a row group."""
+    """Join the rows of many files into few tables; each becomes a row group."""
     limits = (sys.maxsize, ROW_GROUP_BYTES)
     return in_row_groups(tables, _together, lambda rows: (rows.num_rows, rows.nbytes), limits)
 
 
 def _together(parts: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts).combine_chunks()
+
+
+def stored_columns(table: Table) -> list[str]:
+    """Return the columns in the files of a table; a typed topic has more than its schema."""
+    return [name for name in table.columns.names if name not in table.schema.partition_by]
+
+
+def written_anew(table: Table, rows: Iterable[pa.Table], partition: Mapping[str, Any]) -> NewFile:
+    """Write a new file of one partition with these rows in `stored_columns`; 0 commits.
+
+    Memory holds one of the tables; each becomes a row group.
+    """
+    names = stored_columns(table)
+    schema = pa.schema([table.columns.field(name) for name in names])
+    statistics = table.schema.statistics_columns or names
+    return write_file(rows, schema, table.filesystem, statistics, partition_texts(partition))
+
+
+def replace_files(table: Table, old: Sequence[DataFile], new: Sequence[NewFile]) -> int:
+    """Replace files with `dataChange=false` and return the version of the commit.
+
+    Raises: CommitRefusedError where another program changed the same files. Then no row is lost
+        or doubled, and `maintenance.orphans` removes the files that were written.
+    """
+    reached(FailPoint.FILES_MERGED)
+    version = table.rewrite(old, new)
+    reached(FailPoint.FILES_REPLACED)
+    return version

@@ -59,7 +59,7 @@ def sweep(table: Table, is_old: IsOld) -> int:
 
 
 def _unnamed(table: Table, written_ms: Mapping[str, int]) -> dict[str, int]:
-    """Those of the files that neither the newest version nor a kept commit names."""
+    """Leave out the files that the newest version or a kept commit names."""
     if not written_ms:
         return {}
     named = {file.path for file in table.refresh().files()}
@@ -74,7 +74,8 @@ def remove_checkpoints(store: Store, is_old: IsOld) -> int:
     """Delete streaming checkpoints of services that were not written to for long; 0 commits.
 
     A running query writes to its checkpoint all the time. Checkpoints of consumers are kept.
-    Returns how many were deleted.
+
+    Returns: how many were deleted.
     """
     filesystem = rooted_filesystem(store.location, store.storage_options)
     folder = f"checkpoints/{SERVICE_CHECKPOINTS}"
@@ -109,7 +110,7 @@ def _is_file(info: pa_fs.FileInfo) -> bool:
 
 
 def _written_ms(info: pa_fs.FileInfo) -> int:
-    """Without a time it is taken for new, and stays."""
+    """Return when it was written; a file without a time is taken for new, and stays."""
     return _NEVER_OLD_MS if info.mtime_ns is None else int(info.mtime_ns) // 1_000_000
 
 

@@ -3,7 +3,7 @@
 A day of half is removed when all its transactions have ended, every topic has their messages, and
 both the day and the last write to its partition are older than `file_reserved_time_h` (RocketMQ
 fileReservedTime, R43, R62). A transaction that is open for so long expires first; its messages
-become dead letters.
+become dead letters. A topic may have a retention of its own: its old files are removed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.store_clock import StoreClock
 
-# --- retention:
-
 logger = logging.getLogger(__name__)
 
 CLAIMS_A_COMMIT = 50_000
 OLDER_THAN_RETENTION = "OLDER_THAN_RETENTION"
+TOPIC_BEGIN = "topic_begin"
+_HOUR_MS = 3_600_000
 _FINAL = pa.array([state.value for state in FINAL_STATES])
 # Before every file.
 _NEVER_MS = 0
@@ -60,7 +60,7 @@ class Retained(Sum):
 
 
 def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) -> bool:
-    """Whether a day and the last write to its partition are both older than `reserved_ms`.
+    """Tell whether a day and the last write to its partition are both older than `reserved_ms`.
 
     The day alone is not enough: an id may carry a time long before it was written.
     """
@@ -72,7 +72,7 @@ def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) ->
 
 
 def published_up_to(store: Store) -> int:
-    """The version of the op log up to which every topic, a parked one too, has its messages."""
+    """Return the version of op up to which every topic, a parked one too, has its messages."""
     value = store.tables.register("publisher", PublishProgress).read().value
     if not value:
         return NOTHING
@@ -90,7 +90,7 @@ class Retention:
         self._logs = store.tables.logs()
         self._half, self._op = self._logs.half.table, self._logs.op
         self._settled, self._schedule = self._logs.settled.table, self._logs.schedule
-        self._reserved_ms = store.config.file_reserved_time_h * 3_600_000
+        self._reserved_ms = store.config.file_reserved_time_h * _HOUR_MS
         self._claims = ClaimWriter(self._op, "retention", store.config.half_queues)
         self._expired: set[tuple[str, int]] = set()
 
@@ -128,7 +128,7 @@ class Retention:
         return self._days(self._schedule.table, "due_date") if self._schedule.is_there else {}
 
     def _days(self, table: Table, column: str = "store_date") -> dict[date, list[DataFile]]:
-        """The files of each day that is over."""
+        """Find the files of each day that is over."""
         now_ms = self._clock.now_ms()
         return {
             day: files
@@ -137,7 +137,7 @@ class Retention:
         }
 
     def _is_over(self, table: Table, day: date, files: Sequence[DataFile], now_ms: int) -> bool:
-        """Looks at the files in the storage: their writers' clocks may be wrong."""
+        """Judge a day by its files in the storage: their writers' clocks may be wrong."""
         if not is_over(day, _NEVER_MS, now_ms, self._reserved_ms):
             return False
         written_ms = table.written_ms([file.path for file in files]).values()
@@ -145,7 +145,7 @@ class Retention:
         return is_over(day, newest_ms, now_ms, self._reserved_ms)
 
     def _somebody_lags(self, version: int) -> bool:
-        """Whether a claim older than half of the reserved time is not published everywhere."""
+        """Tell whether a claim older than half of the reserved time is not published everywhere."""
         received_ms = self._op.table.commit_times_ms().get(version + 1)
         if received_ms is None:
             return version < self._op.table.version
@@ -196,24 +196,24 @@ class Retention:
         return tuple(gone)
 
     def _all_ended(self, files: Sequence[DataFile], version: int) -> bool:
-        """Whether all transactions of these files have a final end that is published."""
+        """Tell whether all transactions of these files have a final end that is published."""
         ids, is_whole = _readable_ids(self._half, files)
         if not is_whole:
             return False
         facts = self._settled.rows_of(
             "transaction_id", ids, ("transaction_id", "state", "op_version")
         )
-        is_done = pc.and_(
+        is_published = pc.and_(
             pc.is_in(facts["state"], value_set=_FINAL), pc.less_equal(facts["op_version"], version)
         )
-        done = facts.filter(is_done)["transaction_id"]
-        done = done.filter(pc.invert(pc.is_in(done, value_set=self._waiting())))
-        return bool(pc.all(pc.is_in(ids, value_set=done), min_count=0).as_py())
+        ended = facts.filter(is_published)["transaction_id"]
+        ended = ended.filter(pc.invert(pc.is_in(ended, value_set=self._set_aside())))
+        return bool(pc.all(pc.is_in(ids, value_set=ended), min_count=0).as_py())
 
-    def _waiting(self) -> pa.Array:
-        """The transactions that are set aside: their messages may not be visible yet."""
-        waiting = read_set_aside(self._store.tables, self._logs.settled.set_aside_count)
-        return pa.array(list(waiting.transactions), pa.string())
+    def _set_aside(self) -> pa.Array:
+        """Read which transactions are set aside: their messages may not be visible yet."""
+        value = read_set_aside(self._store.tables, self._logs.settled.set_aside_count)
+        return pa.array(list(value.transactions), pa.string())
 
     def _remove_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
         """Remove due dates whose messages are all delivered or recalled, and published."""
@@ -226,12 +226,13 @@ class Retention:
 
     def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
         rows = self._schedule.table.read(files, ("transaction_id", "sequence"))
-        if pc.any(pc.is_in(rows["transaction_id"], value_set=self._waiting()), min_count=0).as_py():
+        is_set_aside = pc.is_in(rows["transaction_id"], value_set=self._set_aside())
+        if pc.any(is_set_aside, min_count=0).as_py():
             return False
         return bool(are_ended(rows, self._logs.settled, version).all())
 
     def _logs_before_settled(self) -> list[Table]:
-        """The logs whose transactions still need their facts; the schedule is one of them."""
+        """Return the logs whose transactions still need their facts, with the schedule."""
         scheduled = [self._schedule.table] if self._schedule.is_there else []
         return [self._half, self._op.table, *scheduled]
 
@@ -270,7 +271,7 @@ class Retention:
 
 
 def _by_day(files: Iterable[DataFile], column: str) -> dict[date, list[DataFile]]:
-    """The files of each day, oldest first; a file without a day was written by hand, and stays."""
+    """Group files by day, oldest first; a file without a day was written by hand, and stays."""
     by_day: dict[date, list[DataFile]] = {}
     for file in (file for file in files if file.partition[column] is not None):
         by_day.setdefault(file.partition[column], []).append(file)
@@ -278,7 +279,7 @@ def _by_day(files: Iterable[DataFile], column: str) -> dict[date, list[DataFile]
 
 
 def _share_ids(table: Table, files: Iterable[DataFile], others: Iterable[DataFile]) -> bool:
-    """Whether a transaction may have rows in files of both."""
+    """Tell whether a transaction may have rows in files of both."""
     ids, is_whole = _readable_ids(table, files)
     other_ids, others_are_whole = _readable_ids(table, others)
     shared = pc.any(pc.is_in(ids, value_set=other_ids), min_count=0).as_py()
@@ -286,7 +287,7 @@ def _share_ids(table: Table, files: Iterable[DataFile], others: Iterable[DataFil
 
 
 def _readable_ids(table: Table, files: Iterable[DataFile]) -> tuple[pa.Array, bool]:
-    """The distinct transaction ids of some files, and whether all of them can be read.
+    """Read the distinct transaction ids of some files, and whether all files can be read.
 
     Reads one column of one file at a time. A day with a file that cannot be read is kept.
     """
@@ -302,7 +303,7 @@ def _readable_ids(table: Table, files: Iterable[DataFile]) -> tuple[pa.Array, bo
 
 
 def _is_free(table: Table, files: Sequence[DataFile], before: Sequence[Table]) -> bool:
-    """Whether none of the logs `before` has a transaction of these files."""
+    """Tell whether none of the logs `before` has a transaction of these files."""
     ids, is_whole = _readable_ids(table, files)
     return is_whole and not any(_may_hold_any(other, ids) for other in before)
 
@@ -317,10 +318,7 @@ def _chunks(rows: Sequence[OpRow]) -> Iterator[Sequence[OpRow]]:
         yield rows[start : start + CLAIMS_A_COMMIT]
 
 
-# --- topic_retention:
-
-TOPIC_BEGIN = "topic_begin"
-_HOUR_MS = 3_600_000
+# --- topics -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +341,7 @@ class TopicRetention:
         self._newest_ms: dict[str, dict[str, float]] = {}
 
     def run(self) -> int:
-        """Remove old files of the topics that have a `reserved_time_h`; returns how many.
+        """Remove old files of the topics that have a `reserved_time_h`; return how many.
 
         Reads: state/topics, state/publisher, store_timestamp of these topics. Writes:
         state/maintenance, topics. Commits: none where no file is too old; else one to
@@ -358,8 +356,8 @@ class TopicRetention:
         if not hours:
             return 0
         version = published_up_to(self._store)
-        candidates = {name: self._old(name, limit_h, version) for name, limit_h in hours.items()}
-        old = {name: files for name, files in candidates.items() if files is not None}
+        looks = {name: self._old(name, limit_h, version) for name, limit_h in hours.items()}
+        old = {name: files for name, files in looks.items() if files is not None}
         if not old:
             return 0
         # Recorded before files are removed, so that verify never meets an unexplained gap.
@@ -389,10 +387,12 @@ class TopicRetention:
     def _newest_ms_of(
         self, topic: str, table: Table, files: Sequence[DataFile]
     ) -> dict[str, float]:
-        """When the newest message of each file was stored."""
-        known = self._newest_ms.get(topic, {})
+        """Read when the newest message of each file was stored; remember it."""
+        before_ms = self._newest_ms.get(topic, {})
         newest_ms = {
-            file.path: known[file.path] if file.path in known else self._stored_ms(table, file)
+            file.path: (
+                before_ms[file.path] if file.path in before_ms else self._stored_ms(table, file)
+            )
             for file in files
         }
         # Only of the files that are there, so that it does not grow for ever.
@@ -400,7 +400,7 @@ class TopicRetention:
         return newest_ms
 
     def _stored_ms(self, table: Table, file: DataFile) -> float:
-        """The time of its newest message, or of the file, if that is later.
+        """Read the time of the newest message of a file, or of the file, if that is later.
 
         Publishers of older versions stamped their own time, which may be wrong.
         """
@@ -427,10 +427,9 @@ def _removed(topic: str, old: _Old) -> int:
 
 
 def topic_begins(store: Store) -> dict[str, int]:
-    """For each topic the op version up to which its messages may have been removed."""
-    return dict(
-        store.tables.register("maintenance", MaintenanceValue).read().value.get(TOPIC_BEGIN, {})
-    )
+    """Read, for each topic, the op version up to which its messages may have been removed."""
+    register = store.tables.register("maintenance", MaintenanceValue)
+    return dict(register.read().value.get(TOPIC_BEGIN, {}))
 
 
 def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> None:

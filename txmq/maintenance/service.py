@@ -57,7 +57,7 @@ class MaintenanceResult(Sum):
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         values = plain(self)
         compacted, retained, failed = (values.pop(n) for n in ("compacted", "retained", "failed"))
         return {**compacted, **values, **retained, "failed": failed}
@@ -132,7 +132,7 @@ class Maintenance:
         return result
 
     def _looked_after(self, path: str, table: Table) -> MaintenanceResult:
-        """First what makes the log short; a file that cannot be merged keeps nothing from that."""
+        """Make the log short first: a file that cannot be merged keeps nothing from that."""
         result = MaintenanceResult()
         for step in (self._checkpointed, partial(self._log_cleaned, path), self._compacted):
             result += self._attempt(path, partial(step, table))
@@ -161,7 +161,7 @@ class Maintenance:
         )
 
     def _keep_from(self, path: str, table: Table) -> int:
-        """The oldest commit that a reader may still need."""
+        """Return the oldest commit that a reader may still need."""
         config = self.store.config
         is_topic = path.startswith(_TOPICS)
         reserved_ms = (
@@ -220,7 +220,7 @@ class MaintenanceHandle(ThreadHandle):
     """Maintenance in a thread of its own; the first round comes after an interval."""
 
     def __init__(self, maintenance: Maintenance) -> None:
-        """Made by `Maintenance.start()`."""
+        """Start at once; `Maintenance.start()` makes it."""
         interval_s = maintenance.store.config.maintenance_interval_s
         super().__init__("maintenance", interval_s, first_s=interval_s)
         self._maintenance = maintenance

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from txmq.consumer.exclusive_use import process_of
+from txmq.consumer.handlers import process_of
 from txmq.errors import EnvironmentProblemError
 from txmq.listeners.hooks import (
     EndContext,

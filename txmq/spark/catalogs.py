@@ -101,7 +101,7 @@ class CatalogTables:
     def _make_views(
         self, named: Mapping[str, str], deleted: frozenset[str], failed: dict[str, str]
     ) -> None:
-        """The views, where other topics have a name or are deleted than in those that are made."""
+        """Make the views anew where topics got a name or were deleted since."""
         if (named, deleted) == self._viewed:
             return
         statements = view_statements(self.schema, named, deleted)
@@ -111,7 +111,7 @@ class CatalogTables:
             self._viewed = named, deleted
 
     def _named(self, tables: Mapping[str, str]) -> dict[str, str]:
-        """The topics that have a name by now."""
+        """Return the topics that have a name by now."""
         return {
             path.removeprefix(_TOPICS): name
             for name, path in tables.items()
@@ -119,7 +119,7 @@ class CatalogTables:
         }
 
     def _attempt(self, name: str, work: Callable[[], object], failed: dict[str, str]) -> None:
-        """One table must not keep the others out of the catalog."""
+        """Do one table; its failure must not keep the others out of the catalog."""
         try:
             work()
         except Exception as error:
@@ -156,7 +156,7 @@ class CatalogHandle(ThreadHandle):
     """A thread that registers new topics."""
 
     def __init__(self, tables: CatalogTables) -> None:
-        """Made by `CatalogTables.start()`."""
+        """Start at once; `CatalogTables.start()` makes it."""
         super().__init__("catalog", INTERVAL_S)
         self._tables = tables
         self.last_error: BaseException | None = None
@@ -174,7 +174,7 @@ class CatalogHandle(ThreadHandle):
 
 
 def _tables(topics: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The path in the store of each name, and the problems of topics without one."""
+    """Map names to paths in the store; list the problems of topics without a name."""
     names, problems = names_in_catalog(topics)
     paths = {name: f"{_TOPICS}{topic}" for topic, name in names.items()}
     return {**{LOG_PREFIX + log: log for log in LOGS}, **paths}, dict(problems)
@@ -186,7 +186,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _plain(location: str) -> str:
-    """A path with and without `file:` is one place; so is a bucket by `s3:` and `s3a:`."""
+    """Spell a place in one way: without `file:`, and a bucket by `s3:` as by `s3a:`."""
     path = location.removeprefix("file://").removeprefix("file:").rstrip("/")
     return path.replace("s3a://", "s3://", 1)
 
@@ -194,7 +194,7 @@ def _plain(location: str) -> str:
 def catalog_tables(
     store: Store, spark: SparkSession | None, catalog: str | None
 ) -> CatalogTables | None:
-    """The service of a broker; None where it has no catalog. Raises: ConfigError."""
+    """Make the service of a broker, or None without a catalog. Raises: ConfigError."""
     if catalog is None:
         return None
     if spark is None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as sql
-
 from txmq.message.codec import ERASED
 from txmq.message.conditions import (
     AllOf,
@@ -40,15 +38,21 @@ _COMPARED: Mapping[Comparison, Callable[[Any, Any], Any]] = {
 
 def column_of(condition: Condition) -> Column:
     """Return a condition of a filter as a column that is never null."""
+    from pyspark.sql import functions as sql
+
     return sql.coalesce(_condition(condition), sql.lit(False))  # noqa: FBT003
 
 
 def is_not_erased() -> Column:
     """Return the condition for rows that are not erased."""
+    from pyspark.sql import functions as sql
+
     return sql.try_element_at(sql.col("properties"), sql.lit(ERASED)).isNull()
 
 
 def _condition(condition: Condition) -> Column:
+    from pyspark.sql import functions as sql
+
     match condition:
         case Always(value):
             return sql.lit(value)
@@ -63,6 +67,8 @@ def _condition(condition: Condition) -> Column:
 
 
 def _test(test: PropertyTest) -> Column:
+    from pyspark.sql import functions as sql
+
     match test:
         case IsNull(name):
             return _text(name).isNull()
@@ -74,6 +80,8 @@ def _test(test: PropertyTest) -> Column:
 
 
 def _read_as(name: str, literal: Literal) -> Column:
+    from pyspark.sql import functions as sql
+
     text = _text(name)
     if isinstance(literal, bool):
         word = sql.lower(text)
@@ -84,6 +92,8 @@ def _read_as(name: str, literal: Literal) -> Column:
 
 
 def _text(name: str) -> Column:
+    from pyspark.sql import functions as sql
+
     if name == TAGS:
         return sql.col("tags")
     return sql.try_element_at(sql.col("properties"), sql.lit(name))

@@ -182,7 +182,7 @@ def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[str, Column]:
-    """Conditions under which a row cannot be a message, by their description."""
+    """Describe and build the conditions under which a row cannot be a message."""
     F = functions  # noqa: N806
     texts = [name for name in _TEXTS if name in given]
     checks = _body_problems(F, limits)
@@ -198,7 +198,7 @@ def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[
 
 
 def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
-    """Columns that count the rows with each problem while Spark writes them."""
+    """Build columns that count the rows with each problem while Spark writes them."""
     F = functions  # noqa: N806
     return [
         F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
@@ -207,7 +207,7 @@ def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
 
 
 def _first_places(functions: Any, problems: Mapping[str, Column], place: Column) -> list[Column]:
-    """Columns with the place of the first row with each problem, as Spark numbers rows."""
+    """Build columns with the place of the first row with each problem, by Spark's numbers."""
     F = functions  # noqa: N806
     return [
         F.min(F.when(problem, place)).alias(f"{_FIRST}{name}") for name, problem in problems.items()
@@ -215,7 +215,7 @@ def _first_places(functions: Any, problems: Mapping[str, Column], place: Column)
 
 
 def _is_wrong(functions: Any, schema: BodySchema) -> Any:
-    """A Spark function that returns true for a body without the schema."""
+    """Make a Spark function that returns true for a body without the schema."""
     # Call it here once: a missing package then raises its own error, not one of a Spark worker.
     schema.problem(b"")
     # No type hints: with them Spark would make a pandas function.
@@ -265,7 +265,7 @@ def _delay_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
 
 
 def _is_no_text(functions: Any, texts: Iterable[Column]) -> Any:
-    """Whether one of these is not valid UTF-8; a cast from binary does not look."""
+    """Tell whether one of these is not valid UTF-8; a cast from binary does not look."""
     F = functions  # noqa: N806
     is_valid = [F.coalesce(F.is_valid_utf8(text), F.lit(True)) for text in texts]  # noqa: FBT003
     return ~reduce(and_, is_valid)
@@ -311,7 +311,7 @@ def _size_bytes(functions: Any, name: str) -> Column:
 
 
 def _is_refused(functions: Any, name: Column, value: Column) -> Any:
-    """Whether a property is refused as in a Message: blank, or a name that txmq reserves."""
+    """Tell whether a property is refused as in a Message: blank, or a name that txmq reserves."""
     F = functions  # noqa: N806
     is_blank = (F.length(F.trim(name)) == 0) | (F.length(F.trim(value)) == 0)
     is_reserved = name.isin(*RESERVED_PROPERTIES) | F.lower(name).startswith("__txmq")
@@ -331,5 +331,5 @@ def _refuse(metrics: Mapping[str, int | None]) -> None:
 
 
 def _shown_place(place: int) -> str:
-    """Where a row is: monotonically_increasing_id has the partition in its high bits."""
+    """Name the place of a row: monotonically_increasing_id has the partition in its high bits."""
     return f"row {place % _ROWS_OF_PARTITION:,} of partition {place // _ROWS_OF_PARTITION:,}"

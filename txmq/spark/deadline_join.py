@@ -1,4 +1,7 @@
-"""The deadline join of the check: joins heads and re-armed transactions with their ends."""
+"""The deadline join: a stream of the transactions whose deadline passes without an end.
+
+Heads and re-armed transactions LEFT OUTER JOIN the claims that may end them, with watermarks.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-
-# --- deadline_join:
-
 KEYS = ("transaction_id", "producer_group")
 TICK = "__tick__"
 MAX_FILES_PER_TRIGGER = 1_000
 TICKS_PER_SECOND = 1
 _NEVER = "1900-01-01"
-
 SESSION_SETTINGS: Mapping[str, str] = {
     # Without it the filter on ticks is applied to the other side, whose watermark then stops.
     "spark.sql.constraintPropagation.enabled": "false",
@@ -42,106 +41,6 @@ SESSION_SETTINGS: Mapping[str, str] = {
     # Each batch is small and is planned anew, so adaptive execution only costs planning time.
     "spark.sql.adaptive.enabled": "false",
 }
-
-
-def join_session(spark: SparkSession) -> SparkSession:
-    """A new session for the query, so that the caller's session keeps its settings."""
-    session = spark.newSession()
-    for key, value in SESSION_SETTINGS.items():
-        session.conf.set(key, value)
-    return session
-
-
-def changes(session: SparkSession, location: str, from_version: int) -> DataFrame:
-    """The rows appended to a Delta table by `from_version` and all later commits, as a stream.
-
-    Use it with a new checkpoint and the newest version: an old version may have been removed.
-    `_commit_timestamp` is the modification time of the commit file, by the store's clock.
-    """
-    from pyspark.sql import functions as sql
-
-    return (
-        session.readStream.format("delta")
-        .option("readChangeFeed", "true")
-        .option("startingVersion", from_version)
-        .option("maxFilesPerTrigger", MAX_FILES_PER_TRIGGER)
-        .load(spark_location(location))
-        # Retention appears as deletes.
-        .where(sql.col("_change_type") == "insert")
-    )
-
-
-def overdue(
-    armed: DataFrame, ends: DataFrame, *, horizon_s: float, clock: AffineClock = AS_IT_IS
-) -> DataFrame:
-    """The rows of `armed` whose deadline passed before a row of `ends` for the same keys.
-
-    Args:
-        armed: KEYS, `deadline`, `armed_version` and more. Rows with a deadline beyond the horizon
-            are left to the recheck, because the state keeps ends only for the horizon.
-        ends: KEYS and `end_version`; an end applies to rows that an earlier version armed.
-        horizon_s: how far ahead a deadline may lie.
-        clock: the clock of the deadlines, as a function of the machine's clock.
-
-    Returns:
-        The columns of `armed`, and `event_time`: the clock value at which the row is overdue.
-    """
-    from pyspark.sql import functions as sql
-
-    session, now = armed.sparkSession, clock_column(clock)
-    horizon = sql.make_dt_interval(secs=sql.lit(horizon_s))
-    left = armed.where(sql.col("deadline") <= now + horizon).withColumn(
-        "event_time", sql.greatest(sql.col("deadline"), now)
-    )
-    right = ends.select(
-        *(sql.col(key).alias(f"end_{key}") for key in KEYS), "end_version", now.alias("end_time")
-    )
-    left = with_ticks(left, session, now).withWatermark("event_time", "0 seconds")
-    right = with_ticks(right, session, now).withWatermark("end_time", "0 seconds")
-    matches = sql.expr(
-        "transaction_id = end_transaction_id AND producer_group = end_producer_group"
-        " AND end_version > armed_version AND end_time <= event_time"
-    ) & (sql.col("end_time") >= sql.col("event_time") - horizon)
-    joined = left.join(right, matches, "leftOuter")
-    # The event time in this filter keeps it above the watermark, so that ticks still move it.
-    is_row = ~sql.col("transaction_id").startswith(TICK) | (sql.col("event_time") < sql.lit(_NEVER))
-    return joined.where(sql.col("end_transaction_id").isNull() & is_row).select(left.columns)
-
-
-def clock_column(clock: AffineClock) -> Column:
-    """The time of the clock, as a column that is constant within a micro-batch."""
-    from pyspark.sql import functions as sql
-
-    return shown_by(clock, sql.current_timestamp())
-
-
-def shown_by(clock: AffineClock, wall_time: Column) -> Column:
-    """The time of the clock at a time of the machine or the store."""
-    from pyspark.sql import functions as sql
-
-    if clock == AS_IT_IS:
-        return wall_time
-    passed_us = sql.unix_micros(wall_time) - clock.wall_start_ms * 1000
-    shown_us = passed_us * sql.lit(clock.speed) + clock.start_ms * 1000
-    return sql.timestamp_micros(shown_us.cast("bigint"))
-
-
-def with_ticks(rows: DataFrame, session: SparkSession, now: Column) -> DataFrame:
-    """The rows and one tick each second, so that the watermark moves without rows."""
-    from pyspark.sql import functions as sql
-
-    time_column = rows.columns[-1]
-    ticks = session.readStream.format("rate").option("rowsPerSecond", TICKS_PER_SECOND).load()
-    # Spark pushes a filter on a NULL or constant key below the watermark, or drops rows by it.
-    tick = ticks.select(
-        sql.concat(sql.lit(TICK), sql.col("value").cast("string")).alias(rows.columns[0]),
-        now.alias(time_column),
-    )
-    return rows.unionByName(tick, allowMissingColumns=True)
-
-
-# --- stream:
-
 # The join keeps ends at least this long; deadlines farther ahead are left to the recheck.
 LEAST_HORIZON_S = 120.0
 _HEAD_VERSION = -1
@@ -150,12 +49,11 @@ _ENDING = [
     kind.value
     for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK, ClaimKind.DISCARD, ClaimKind.EXPIRE)
 ]
-
 OnBatch = Callable[["DataFrame"], None]
 
 
 def horizon_s(config: Config) -> float:
-    """How far ahead a deadline may lie for the join to watch it, in any group."""
+    """Return how far ahead a deadline may lie for the join to watch it, in any group."""
     longest_s = [
         2 * max(settings.transaction_check_interval_s, settings.transaction_timeout_s)
         for settings in config.check_settings().values()
@@ -193,14 +91,14 @@ class LogVersions:
 
 
 def versions_now(store: Store) -> LogVersions:
-    """The newest commits of half and op."""
+    """Return the newest commits of half and op."""
     return LogVersions(store.tables.half_log().table.version, store.tables.op_log().table.version)
 
 
 def due_transactions(
     session: SparkSession, store: Store, clock: AffineClock, begin: LogVersions
 ) -> DataFrame:
-    """Transactions whose deadline passes without an end, from the commits since `begin`."""
+    """Stream transactions whose deadline passes without an end, from commits since `begin`."""
     halves = changes(session, store.tables.half_log().table.location, begin.half)
     claims = changes(session, store.tables.op_log().table.location, begin.op)
     armed = heads(halves, clock).unionByName(rearmed(claims, clock))
@@ -208,7 +106,7 @@ def due_transactions(
 
 
 def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
-    """The heads, which are due one immunity after the store received them."""
+    """Select the heads, which are due one immunity after the store received them."""
     from pyspark.sql import functions as sql
 
     immunity_s = sql.col("check_immunity_time_s")
@@ -226,7 +124,7 @@ def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
 
 
 def rearmed(claims: DataFrame, clock: AffineClock) -> DataFrame:
-    """The UNKNOWN and RESUME claims; a claim without a time is due at once."""
+    """Select the UNKNOWN and RESUME claims; a claim without a time is due at once."""
     from pyspark.sql import functions as sql
 
     committed = shown_by(clock, sql.col("_commit_timestamp"))
@@ -241,7 +139,7 @@ def rearmed(claims: DataFrame, clock: AffineClock) -> DataFrame:
 
 
 def ends(claims: DataFrame) -> DataFrame:
-    """Claims that may end a transaction."""
+    """Select the claims that may end a transaction."""
     from pyspark.sql import functions as sql
 
     return claims.where(sql.col("kind").isin(_ENDING)).select(
@@ -250,7 +148,7 @@ def ends(claims: DataFrame) -> DataFrame:
 
 
 def dues_of(batch: DataFrame) -> tuple[pa.Table, int]:
-    """DUE of a micro-batch, and the clock value by which the rows are due.
+    """Read DUE of a micro-batch, and the clock value by which the rows are due.
 
     It reads all rows, also without any, because a batch that is not read loses the query's state.
     """
@@ -263,3 +161,102 @@ def dues_of(batch: DataFrame) -> tuple[pa.Table, int]:
     clock_ms = pc.max(milliseconds_of(rows["event_time"])).as_py()
     dues = pa.table({name: columns[name] for name in DUE.names}).cast(DUE)
     return dues, clock_ms or 0
+
+
+# --- The join ------------------------------------------------------------------------------------
+
+
+def join_session(spark: SparkSession) -> SparkSession:
+    """Make a session for the query, so that the caller's session keeps its settings."""
+    session = spark.newSession()
+    for key, value in SESSION_SETTINGS.items():
+        session.conf.set(key, value)
+    return session
+
+
+def changes(session: SparkSession, location: str, from_version: int) -> DataFrame:
+    """Stream the rows that `from_version` and all later commits append to a Delta table.
+
+    Use it with a new checkpoint and the newest version: an old version may have been removed.
+    `_commit_timestamp` is the modification time of the commit file, by the store's clock.
+    """
+    from pyspark.sql import functions as sql
+
+    return (
+        session.readStream.format("delta")
+        .option("readChangeFeed", "true")
+        .option("startingVersion", from_version)
+        .option("maxFilesPerTrigger", MAX_FILES_PER_TRIGGER)
+        .load(spark_location(location))
+        # Retention appears as deletes.
+        .where(sql.col("_change_type") == "insert")
+    )
+
+
+def overdue(
+    armed: DataFrame, ends: DataFrame, *, horizon_s: float, clock: AffineClock = AS_IT_IS
+) -> DataFrame:
+    """Join: rows of `armed` whose deadline passed before a row of `ends` for the same keys.
+
+    Args:
+        armed: KEYS, `deadline`, `armed_version` and more. Rows with a deadline beyond the horizon
+            are left to the recheck, because the state keeps ends only for the horizon.
+        ends: KEYS and `end_version`; an end applies to rows that an earlier version armed.
+        horizon_s: how far ahead a deadline may lie.
+        clock: the clock of the deadlines, as a function of the machine's clock.
+
+    Returns:
+        The columns of `armed`, and `event_time`: the clock value at which the row is overdue.
+    """
+    from pyspark.sql import functions as sql
+
+    session, now = armed.sparkSession, clock_column(clock)
+    horizon = sql.make_dt_interval(secs=sql.lit(horizon_s))
+    left = armed.where(sql.col("deadline") <= now + horizon).withColumn(
+        "event_time", sql.greatest(sql.col("deadline"), now)
+    )
+    right = ends.select(
+        *(sql.col(key).alias(f"end_{key}") for key in KEYS), "end_version", now.alias("end_time")
+    )
+    left = with_ticks(left, session, now).withWatermark("event_time", "0 seconds")
+    right = with_ticks(right, session, now).withWatermark("end_time", "0 seconds")
+    matches = sql.expr(
+        "transaction_id = end_transaction_id AND producer_group = end_producer_group"
+        " AND end_version > armed_version AND end_time <= event_time"
+    ) & (sql.col("end_time") >= sql.col("event_time") - horizon)
+    joined = left.join(right, matches, "leftOuter")
+    # The event time in this filter keeps it above the watermark, so that ticks still move it.
+    is_row = ~sql.col("transaction_id").startswith(TICK) | (sql.col("event_time") < sql.lit(_NEVER))
+    return joined.where(sql.col("end_transaction_id").isNull() & is_row).select(left.columns)
+
+
+def clock_column(clock: AffineClock) -> Column:
+    """Return the time of the clock, as a column that is constant within a micro-batch."""
+    from pyspark.sql import functions as sql
+
+    return shown_by(clock, sql.current_timestamp())
+
+
+def shown_by(clock: AffineClock, wall_time: Column) -> Column:
+    """Convert a time of the machine or the store to the time of the clock."""
+    from pyspark.sql import functions as sql
+
+    if clock == AS_IT_IS:
+        return wall_time
+    passed_us = sql.unix_micros(wall_time) - clock.wall_start_ms * 1000
+    shown_us = passed_us * sql.lit(clock.speed) + clock.start_ms * 1000
+    return sql.timestamp_micros(shown_us.cast("bigint"))
+
+
+def with_ticks(rows: DataFrame, session: SparkSession, now: Column) -> DataFrame:
+    """Add one tick each second to the rows, so that the watermark moves without rows."""
+    from pyspark.sql import functions as sql
+
+    time_column = rows.columns[-1]
+    ticks = session.readStream.format("rate").option("rowsPerSecond", TICKS_PER_SECOND).load()
+    # Spark pushes a filter on a NULL or constant key below the watermark, or drops rows by it.
+    tick = ticks.select(
+        sql.concat(sql.lit(TICK), sql.col("value").cast("string")).alias(rows.columns[0]),
+        now.alias(time_column),
+    )
+    return rows.unionByName(tick, allowMissingColumns=True)

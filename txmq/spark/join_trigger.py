@@ -63,7 +63,7 @@ class StreamTrigger:
         self._next_start_s = -math.inf
 
     def keep_running(self) -> bool:
-        """Start the query when it pays, after a failure, or after late rows; whether it did so."""
+        """Start the query when it pays, after a failure or late rows. Return whether it did."""
         running = self._running
         self._traffic.look()
         if self._is_resting:
@@ -95,7 +95,7 @@ class StreamTrigger:
         return self._start()
 
     def recheck_interval_s(self) -> float:
-        """`recheck_interval_s` if the join has run for a horizon without a gap; else shorter."""
+        """Return `recheck_interval_s` if the join ran for a horizon without a gap, or less."""
         if self._is_resting:
             interval_s = self._by_logs.recheck_interval_s()
             return (
@@ -153,7 +153,7 @@ class _Running(StreamHandle):
         return runs_long and now_s - self._last_batch_s <= silence_s
 
     def has_dropped_rows(self) -> bool:
-        """Whether rows were dropped as late, which happens only if the clock was set back."""
+        """Tell whether rows were dropped as late, which happens only if the clock was set back."""
         progress = self._query.lastProgress
         operators = [] if progress is None else progress.stateOperators
         return any(operator.numRowsDroppedByWatermark > 0 for operator in operators)
@@ -177,7 +177,7 @@ class _Running(StreamHandle):
         self._first_batch_s = self._first_batch_s or self._last_batch_s
 
     def _is_pausing(self) -> bool:
-        """Whether there is time before the next micro-batch; Spark begins at whole intervals."""
+        """Tell whether the next micro-batch leaves time; Spark begins at whole intervals."""
         if self._query.status["isTriggerActive"]:
             return False
         trigger_s = self._trigger_s
@@ -215,7 +215,7 @@ class LogTraffic:
         self._busy_s = now_s if has_news else self._busy_s
 
     def _has_news(self) -> bool:
-        """Whether there are commits; true also where nobody can tell."""
+        """Tell whether there are commits; true also where nobody can tell."""
         try:
             news = [table for table in self._tables if table.has_news()]
             for table in news:

@@ -1,4 +1,4 @@
-"""DatabaseListener for clusters that have a JDBC driver and no Python driver: Spark reads."""
+"""Listeners that answer through Spark: by a query, or by marker rows that it reads over JDBC."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from txmq.user_data.database_marker import DIALECTS, DONE, MARKER_TABLE, check_m
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-
-# --- query:
-
 _PROPERTY = "properties."
 _KEY = "__txmq_key"
 _TEXT_COLUMNS = ("keys", "transaction_id", "message_id", "sharding_key", "tags")
+STATEMENT_IDS = 10_000
+# An id made by txmq. A half written by hand may hold any text, which goes into no statement.
+_SAFE_ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
+# Not jdbc:mariadb: for that URL Spark quotes names with the quotes of MariaDB's texts.
+_URLS = ("jdbc:postgresql:", "jdbc:mysql:")
 
 
 class QueryListener:
@@ -102,15 +104,6 @@ class QueryListener:
             is_over = functions.col("born_timestamp") < functions.lit(timestamp(last_ms))
             state = state.when(is_over, LocalTransactionState.ROLLBACK.value)
         return state.otherwise(LocalTransactionState.UNKNOWN.value)
-
-
-# --- jdbc:
-
-STATEMENT_IDS = 10_000
-# An id made by txmq. A half written by hand may hold any text, which goes into no statement.
-_SAFE_ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
-# Not jdbc:mariadb: for that URL Spark quotes names with the quotes of MariaDB's texts.
-_URLS = ("jdbc:postgresql:", "jdbc:mysql:")
 
 
 class JdbcListener:
@@ -196,11 +189,11 @@ class JdbcListener:
         return spark.createDataFrame(rows, "transaction_id string, state string, reason string")
 
     def marker_place(self) -> str:
-        """The name of the marker table."""
+        """Return the name of the marker table."""
         return self._table
 
     def is_marked(self, transaction_id: str) -> bool | None:
-        """Whether a local transaction is committed, by its marker row; nothing is fenced.
+        """Tell whether a local transaction is committed, by its marker row; nothing is fenced.
 
         Its producer asks in `commit()`. Reads: the marker table, by the active Spark session.
 
@@ -225,7 +218,7 @@ class JdbcListener:
     def _read(
         self, spark: SparkSession, ids: Sequence[str], *, fence: bool = False
     ) -> dict[str, str]:
-        """DONE or FENCED of the ids that have a row."""
+        """Read DONE or FENCED of the ids that have a row."""
         reader: Any = spark.read.format("jdbc").options(**self._options)
         if fence:
             reader = reader.option(
@@ -236,12 +229,12 @@ class JdbcListener:
         return dict(zip(keys, outcomes, strict=True))
 
     def _with(self, statement: str, ids: Sequence[str]) -> str:
-        """The statement with the ids as a literal; each id is letters, digits and dashes."""
+        """Put the ids into the statement; each id is letters, digits and dashes."""
         return statement.format(table=self._table, p=f"'{json.dumps(list(ids))}'")
 
 
 def _secrets(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Options of Spark's JDBC source by the environment variables that hold their values."""
+    """Read options of Spark's JDBC source from the environment variables that hold them."""
     options = {}
     for option, variable in variables.items():
         if variable is None:

@@ -13,13 +13,14 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from txmq.consumer.batch import ConsumeResult, QueuePosition
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import LOOK_INTERVAL_S, GroupReader
+from txmq.consumer.handlers import ENDS, ConsumeStatus, ErrorHook, call_on_error, wrong_result
 from txmq.consumer.offsets import UNREADABLE
-from txmq.consumer.push import ENDS, ConsumeStatus, ErrorHook, hand_out, wrong_result
+from txmq.consumer.push import ConsumeResult
 from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage
+from txmq.consumer.taking import QueuePosition
 from txmq.errors import ConsumerGroupConflictError, StorageUnavailableError, TxmqError
 from txmq.ground.handles import ThreadHandle
 from txmq.message.filter import MessageFilter
@@ -29,222 +30,9 @@ from txmq.store.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-
-# --- ranges:
-
 # A batch of a handler of DataFrames.
 BATCH_BYTES = 1024 * 1024 * 1024
-
-
-class OffsetRange(NamedTuple):
-    """Messages of one queue from `start` to before `end`."""
-
-    queue: TopicQueue
-    start: int
-    end: int
-
-    @property
-    def messages(self) -> int:
-        """How many offsets the range has."""
-        return self.end - self.start
-
-
-def count_messages(ranges: Sequence[OffsetRange]) -> int:
-    """How many offsets the ranges have."""
-    return sum(offsets.messages for offsets in ranges)
-
-
-def split_in_two(
-    ranges: Sequence[OffsetRange],
-) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """Two parts with half of the messages each; each queue stays in its order."""
-    left = count_messages(ranges) // 2
-    first, second = [], []
-    for queue, start, end in ranges:
-        cut = min(end, start + left)
-        left -= cut - start
-        if start < cut:
-            first.append(OffsetRange(queue, start, cut))
-        if cut < end:
-            second.append(OffsetRange(queue, cut, end))
-    return first, second
-
-
-class RangeReader:
-    """Takes ranges of offsets from the queues of a member. Not safe for several threads."""
-
-    def __init__(self, reader: GroupReader) -> None:
-        """The reader is a member of its group already."""
-        self._reader = reader
-
-    def take(self, max_messages: int, max_bytes: int = BATCH_BYTES) -> list[OffsetRange]:
-        """The visible messages that were not handed out yet, one range a queue; does not wait.
-
-        Args:
-            max_messages: the largest number of messages in all ranges together.
-            max_bytes: the size of them all, estimated by the sizes of their files; one message is
-                always taken.
-
-        Commits: at most one, to renew the lease.
-
-        Raises: as `GroupReader.keep_up`; MessagesExpiredError, OffsetOutOfRangeError, StorageError,
-            OSError if there is nothing to take from the other queues.
-        """
-        self._reader.keep_up()
-        ranges: list[OffsetRange] = []
-        failure = self._reader.begin_failure
-        for queue, position in self._reader.servable():
-            left = max_messages - count_messages(ranges)
-            if left <= 0 or max_bytes <= 0:
-                break
-            try:
-                offsets, row_bytes = self._next(queue, position, left, max_bytes, not ranges)
-            except UNREADABLE as error:
-                failure = failure or error
-                # The other queues would wait for the storage as long.
-                if isinstance(error, StorageUnavailableError):
-                    break
-                continue
-            if offsets.messages:
-                ranges.append(offsets)
-                max_bytes -= offsets.messages * row_bytes
-        if failure is not None and not ranges:
-            raise failure
-        # The lease may have ended while files were read.
-        if not self._reader.may_serve:
-            return []
-        for queue, _, end in ranges:
-            self._reader.hand_out(queue, end)
-        return ranges
-
-    def _next(
-        self, queue: TopicQueue, position: QueuePosition, left: int, left_bytes: int, least: int
-    ) -> tuple[OffsetRange, int]:
-        """The next range of a queue, at least `least` messages, and the size of a row of it."""
-        while True:
-            begin = position.next_offset
-            end = min(self._reader.end_offset(queue, position), begin + left)
-            row_bytes = max(self._reader.row_bytes(queue, begin, end), 1)
-            end = min(end, begin + max(left_bytes // row_bytes, least))
-            start, end = self._reader.fresh_range(queue, position, end)
-            # All of them may have been sent back already.
-            if start < end or start == begin:
-                return OffsetRange(queue, start, end), row_bytes
-
-    def is_owned(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Whether the member has had all queues of the ranges without a break."""
-        return all(self._reader.is_owned(offsets.queue) for offsets in ranges)
-
-    def commit(self, handled: Mapping[TopicQueue, int], ranges: Sequence[OffsetRange]) -> None:
-        """Commit the handled part of the ranges, and hand the rest out again: one commit.
-
-        The rest is handed out again also where the commit fails.
-
-        Args:
-            handled: the end of the handled part of each queue; a queue without one has none.
-            ranges: one range a queue, as `take` returned them.
-
-        Raises: StorageError.
-        """
-        ends = {queue: handled.get(queue, start) for queue, start, _ in ranges}
-        unhandled = {queue: ends[queue] for queue, _, end in ranges if ends[queue] < end}
-        try:
-            self._reader.commit(unhandled)
-        finally:
-            # Else the next commit would pass what nobody has handled.
-            self._reader.give_again(unhandled)
-
-    def failed_message(
-        self, offsets: OffsetRange, reason: str | BaseException
-    ) -> FailedMessage | None:
-        """The one message of a range as a failure; None where the filter does not let it through.
-
-        Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
-        """
-        message = self._reader.message_at(offsets.queue, offsets.start)
-        if message is None:
-            return None
-        replay = replay_of(self._reader.replays, offsets.queue)
-        return FailedMessage(message, reason, replay=replay)
-
-    def send_back(self, failed: Sequence[FailedMessage]) -> int:
-        """Send failed messages to the retry topic, and return how many were sent."""
-        return self._reader.send_back(failed)
-
-    def leave(self) -> None:
-        """Leave the group: one commit."""
-        self._reader.leave()
-
-
-# --- frames:
-
-
-class TopicFrames:
-    """Makes DataFrames of ranges of offsets.
-
-    Args:
-        store: the store of the topics.
-        spark: a session, also of Spark Connect.
-        filters: the filter of each topic, by stored name; a topic without one passes whole.
-        namespace: names of this namespace are shown without it.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        spark: SparkSession,
-        filters: Mapping[str, MessageFilter],
-        namespace: str | None,
-    ) -> None:
-        """Nothing is read yet."""
-        self._store, self._spark = store, spark
-        self._filters, self._namespace = filters, namespace
-
-    def dataframe(self, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The messages of the ranges that pass the filters; columns as TOPIC in schemas.py."""
-        topics = dict.fromkeys(offsets.queue.topic for offsets in ranges)
-        frames = [
-            self._of_topic(topic, [offsets for offsets in ranges if offsets.queue.topic == topic])
-            for topic in topics
-        ]
-        return united(frames, self._namespace)
-
-    def _of_topic(self, topic: str, ranges: Sequence[OffsetRange]) -> DataFrame:
-        rows = self._spark.read.format("delta").load(self._store.topic_location(topic))
-        rows = rows.where(reduce(or_, map(_is_in_range, ranges))).where(is_not_erased())
-        message_filter = self._filters.get(topic)
-        if message_filter is None or message_filter.is_all:
-            return rows
-        return rows.where(message_filter.column())
-
-
-def united(frames: Sequence[DataFrame], namespace: str | None) -> DataFrame:
-    """The rows of several topics in one DataFrame, with names as the namespace shows them."""
-    rows = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
-    return rows if namespace is None else _without_namespace(rows, namespace)
-
-
-def _without_namespace(rows: DataFrame, namespace: str) -> DataFrame:
-    import pyspark.sql.functions as F  # noqa: N812
-
-    # As `names.unwrapped`; a namespace has no special characters of regular expressions.
-    pattern = rf"^(RETRY_|DLQ_)?{namespace}\."
-    names = ("topic", "producer_group")
-    return rows.withColumns({name: F.regexp_replace(name, pattern, "$1") for name in names})
-
-
-def _is_in_range(offsets: OffsetRange) -> Column:
-    import pyspark.sql.functions as F  # noqa: N812
-
-    is_in_queue = F.col("queue_id") == offsets.queue.queue_id
-    offset = F.col("queue_offset")
-    return is_in_queue & (offset >= offsets.start) & (offset < offsets.end)
-
-
-# --- spark_batches:
-
 logger = logging.getLogger(__name__)
-
 BATCH_MESSAGES = 100_000
 # A few bad messages cost fewer failing calls than this; a handler that always fails costs more.
 FAILURES_MAX = 200
@@ -276,7 +64,7 @@ class SparkBatches:
         max_messages: int,
         on_error: ErrorHook | None = None,
     ) -> None:
-        """The reader of the ranges is a member of its group already."""
+        """Run for a reader that has joined its group already."""
         self._ranges, self._frames, self._handler = ranges, frames, handler
         self._on_error = on_error
         self._max_messages, self._use = max_messages, ExclusiveUse()
@@ -414,7 +202,7 @@ class _BatchRun:
             self._note_failed(ranges[0], reason)
 
     def _send_back_before(self, ranges: Sequence[OffsetRange]) -> None:
-        """An effect by offset says that all messages before it in its queue are done."""
+        """Send back what failed before an effect: by its offset it says that all before is done."""
         queues = {offsets.queue for offsets in ranges}
         if any(offsets.queue in queues for offsets, _ in self._failed):
             self._send_back()
@@ -425,16 +213,16 @@ class _BatchRun:
             logger.warning("%r is sent back", failed.message)
             self._failed.append((offsets, failed))
             if isinstance(reason, BaseException):
-                hand_out(self._on_error, failed.message, reason)
+                call_on_error(self._on_error, failed.message, reason)
         self._handled[offsets.queue] = offsets.end
 
     def _is_left(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Whether a queue was lost; then the rest of the batch is left out, to keep the order."""
+        """Tell whether a queue was lost; the rest of the batch is then left out, for the order."""
         self._has_left = self._has_left or not self._reader.is_owned(ranges)
         return self._has_left
 
     def _failure(self, ranges: Sequence[OffsetRange]) -> str | BaseException | None:
-        """Why the handler failed on the ranges; None where it handled them."""
+        """Call the handler on the ranges; return why it failed, or None."""
         try:
             rows = self._frames.dataframe(ranges)
             # Opening a table may take longer than a lease.
@@ -467,7 +255,7 @@ class BatchHandle(ThreadHandle):
     """
 
     def __init__(self, batches: SparkBatches) -> None:
-        """`SparkBatches.start` makes it."""
+        """Start at once; `SparkBatches.start` makes it."""
         self._stop_is_asked = threading.Event()
         super().__init__("spark-batches", LOOK_INTERVAL_S, stopping=self._stop_is_asked)
         self._batches = batches
@@ -486,3 +274,211 @@ class BatchHandle(ThreadHandle):
         if self._failure is not None:
             # Else the lease of a member that does nothing would keep the queues from others.
             self._batches.leave()
+
+
+# --- Ranges of offsets ---------------------------------------------------------------------------
+
+
+class OffsetRange(NamedTuple):
+    """Messages of one queue from `start` to before `end`."""
+
+    queue: TopicQueue
+    start: int
+    end: int
+
+    @property
+    def messages(self) -> int:
+        """How many offsets the range has."""
+        return self.end - self.start
+
+
+def count_messages(ranges: Sequence[OffsetRange]) -> int:
+    """Count the offsets of the ranges."""
+    return sum(offsets.messages for offsets in ranges)
+
+
+def split_in_two(
+    ranges: Sequence[OffsetRange],
+) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    """Split ranges in two with half of the messages each; each queue stays in its order."""
+    left = count_messages(ranges) // 2
+    first, second = [], []
+    for queue, start, end in ranges:
+        cut = min(end, start + left)
+        left -= cut - start
+        if start < cut:
+            first.append(OffsetRange(queue, start, cut))
+        if cut < end:
+            second.append(OffsetRange(queue, cut, end))
+    return first, second
+
+
+class RangeReader:
+    """Takes ranges of offsets from the queues of a member. Not safe for several threads."""
+
+    def __init__(self, reader: GroupReader) -> None:
+        """Read for a member that has joined its group already."""
+        self._reader = reader
+
+    def take(self, max_messages: int, max_bytes: int = BATCH_BYTES) -> list[OffsetRange]:
+        """Take the visible messages not handed out yet, one range a queue; do not wait.
+
+        Args:
+            max_messages: the largest number of messages in all ranges together.
+            max_bytes: the size of them all, estimated by the sizes of their files; one message is
+                always taken.
+
+        Commits: at most one, to renew the lease.
+
+        Raises: as `GroupReader.keep_up`; MessagesExpiredError, OffsetOutOfRangeError, StorageError,
+            OSError if there is nothing to take from the other queues.
+        """
+        self._reader.keep_up()
+        ranges: list[OffsetRange] = []
+        failure = self._reader.begin_failure
+        for queue, position in self._reader.servable():
+            left = max_messages - count_messages(ranges)
+            if left <= 0 or max_bytes <= 0:
+                break
+            try:
+                offsets, row_bytes = self._next(queue, position, left, max_bytes, not ranges)
+            except UNREADABLE as error:
+                failure = failure or error
+                # The other queues would wait for the storage as long.
+                if isinstance(error, StorageUnavailableError):
+                    break
+                continue
+            if offsets.messages:
+                ranges.append(offsets)
+                max_bytes -= offsets.messages * row_bytes
+        if failure is not None and not ranges:
+            raise failure
+        # The lease may have ended while files were read.
+        if not self._reader.may_serve:
+            return []
+        for queue, _, end in ranges:
+            self._reader.hand_out(queue, end)
+        return ranges
+
+    def _next(
+        self, queue: TopicQueue, position: QueuePosition, left: int, left_bytes: int, least: int
+    ) -> tuple[OffsetRange, int]:
+        """Return the next range of a queue, of `least` messages or more, and the size of a row."""
+        while True:
+            begin = position.next_offset
+            end = min(self._reader.end_offset(queue, position), begin + left)
+            row_bytes = max(self._reader.row_bytes(queue, begin, end), 1)
+            end = min(end, begin + max(left_bytes // row_bytes, least))
+            start, end = self._reader.fresh_range(queue, position, end)
+            # All of them may have been sent back already.
+            if start < end or start == begin:
+                return OffsetRange(queue, start, end), row_bytes
+
+    def is_owned(self, ranges: Sequence[OffsetRange]) -> bool:
+        """Tell whether the member has had all queues of the ranges without a break."""
+        return all(self._reader.is_owned(offsets.queue) for offsets in ranges)
+
+    def commit(self, handled: Mapping[TopicQueue, int], ranges: Sequence[OffsetRange]) -> None:
+        """Commit the handled part of the ranges, and hand the rest out again: one commit.
+
+        The rest is handed out again also where the commit fails.
+
+        Args:
+            handled: the end of the handled part of each queue; a queue without one has none.
+            ranges: one range a queue, as `take` returned them.
+
+        Raises: StorageError.
+        """
+        ends = {queue: handled.get(queue, start) for queue, start, _ in ranges}
+        unhandled = {queue: ends[queue] for queue, _, end in ranges if ends[queue] < end}
+        try:
+            self._reader.commit(unhandled)
+        finally:
+            # Else the next commit would pass what nobody has handled.
+            self._reader.give_again(unhandled)
+
+    def failed_message(
+        self, offsets: OffsetRange, reason: str | BaseException
+    ) -> FailedMessage | None:
+        """Return the one message of a range as a failure, or None if the filter leaves it out.
+
+        Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
+        """
+        message = self._reader.message_at(offsets.queue, offsets.start)
+        if message is None:
+            return None
+        replay = replay_of(self._reader.replays, offsets.queue)
+        return FailedMessage(message, reason, replay=replay)
+
+    def send_back(self, failed: Sequence[FailedMessage]) -> int:
+        """Send failed messages to the retry topic, and return how many were sent."""
+        return self._reader.send_back(failed)
+
+    def leave(self) -> None:
+        """Leave the group: one commit."""
+        self._reader.leave()
+
+
+# --- Ranges as DataFrames ------------------------------------------------------------------------
+
+
+class TopicFrames:
+    """Makes DataFrames of ranges of offsets.
+
+    Args:
+        store: the store of the topics.
+        spark: a session, also of Spark Connect.
+        filters: the filter of each topic, by stored name; a topic without one passes whole.
+        namespace: names of this namespace are shown without it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spark: SparkSession,
+        filters: Mapping[str, MessageFilter],
+        namespace: str | None,
+    ) -> None:
+        """Read nothing yet."""
+        self._store, self._spark = store, spark
+        self._filters, self._namespace = filters, namespace
+
+    def dataframe(self, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """Return the messages of the ranges that pass the filters, in the columns of TOPIC."""
+        topics = dict.fromkeys(offsets.queue.topic for offsets in ranges)
+        frames = [
+            self._of_topic(topic, [offsets for offsets in ranges if offsets.queue.topic == topic])
+            for topic in topics
+        ]
+        return united(frames, self._namespace)
+
+    def _of_topic(self, topic: str, ranges: Sequence[OffsetRange]) -> DataFrame:
+        rows = self._spark.read.format("delta").load(self._store.topic_location(topic))
+        rows = rows.where(reduce(or_, map(_is_in_range, ranges))).where(is_not_erased())
+        message_filter = self._filters.get(topic)
+        if message_filter is None or message_filter.is_all:
+            return rows
+        return rows.where(message_filter.column())
+
+
+def united(frames: Sequence[DataFrame], namespace: str | None) -> DataFrame:
+    """Unite the rows of several topics, with names as the namespace shows them."""
+    rows = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
+    return rows if namespace is None else _without_namespace(rows, namespace)
+
+
+def _without_namespace(rows: DataFrame, namespace: str) -> DataFrame:
+    import pyspark.sql.functions as F  # noqa: N812
+
+    # As `names.unwrapped`; a namespace has no special characters of regular expressions.
+    pattern = rf"^(RETRY_|DLQ_)?{namespace}\."
+    names = ("topic", "producer_group")
+    return rows.withColumns({name: F.regexp_replace(name, pattern, "$1") for name in names})
+
+
+def _is_in_range(offsets: OffsetRange) -> Column:
+    import pyspark.sql.functions as F  # noqa: N812
+
+    is_in_queue = F.col("queue_id") == offsets.queue.queue_id
+    offset = F.col("queue_offset")
+    return is_in_queue & (offset >= offsets.start) & (offset < offsets.end)

@@ -64,7 +64,7 @@ class BatchTransactions:
         self._send, self._change = send, change
 
     def write_stream(self, stream: DataFrame) -> DataStreamWriter:
-        """A stream writer that runs each micro-batch as a transaction.
+        """Return a stream writer that runs each micro-batch as a transaction.
 
         Give it a checkpoint and a trigger, then start it. Batches without rows are skipped. A batch
         that fails stops the query; start the query again, and Spark replays the batch.

@@ -43,7 +43,7 @@ class SparkEngine:
             change_setting(spark, name, value, way_out="Set payload_engine to arrow or auto.")
 
     def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
-        """See PayloadEngine."""
+        """Write the messages as PayloadEngine says; the bodies go through Spark alone."""
         numbered = plan.rows.append_column("queue_offset", offsets)
         half = plan.files[0].table
         half_files = [source.file for source in plan.files]
@@ -88,7 +88,7 @@ class _SparkJob:
 
 
 def _spark_jobs(files: Sequence[DataFile], rows: pa.Table) -> Iterator[_SparkJob]:
-    """The plan as jobs whose arrays are small enough for a broadcast."""
+    """Cut the plan into jobs whose arrays are small enough for a broadcast."""
     lengths = [file.num_records for file in files]
     ends = np.cumsum(lengths)
     places = (ends - lengths)[rows["file"].to_numpy()] + rows["row"].to_numpy()
@@ -100,7 +100,7 @@ def _spark_jobs(files: Sequence[DataFile], rows: pa.Table) -> Iterator[_SparkJob
 
 
 def _layers(places: Integers) -> Iterator[Integers]:
-    """Row numbers of the plan in sets without a double place.
+    """Split the row numbers of the plan into sets without a double place.
 
     A message of two discarded lives becomes visible twice, so its place is in the plan twice.
     """
@@ -112,7 +112,7 @@ def _layers(places: Integers) -> Iterator[Integers]:
 
 
 def _spark_job(files: Sequence[DataFile], rows: pa.Table) -> _SparkJob:
-    """Arrays from the first to the last planned row of each file, null for the rows between."""
+    """Build arrays from the first to the last planned row of each file, null between."""
     ordered = in_order(rows, "file", "row").combine_chunks()
     used, begins = np.unique(ordered["file"].to_numpy(), return_index=True)
     rows_by_file = [ordered.slice(*span) for span in _spans(begins, ordered.num_rows)]
@@ -125,13 +125,13 @@ def _spark_job(files: Sequence[DataFile], rows: pa.Table) -> _SparkJob:
 
 
 def _spans(begins: Integers, length: int) -> Iterator[tuple[int, int]]:
-    """The begin and the length of each span."""
+    """Return the begin and the length of each span."""
     for begin, end in pairwise([*begins.tolist(), length]):
         yield begin, end - begin
 
 
 def _with_gaps(rows: pa.Table) -> pa.Table:
-    """The GIVEN columns of one file, with null rows for the rows that are not in the plan."""
+    """Fill the GIVEN columns of one file with null rows for rows that are not in the plan."""
     places = rows["row"].to_numpy() - rows["row"][0].as_py()
     source = np.full(int(places[-1]) + 1, -1, dtype=np.int64)
     source[places] = np.arange(len(places))
@@ -139,7 +139,7 @@ def _with_gaps(rows: pa.Table) -> pa.Table:
 
 
 def _lists(columns: Sequence[pa.ChunkedArray]) -> pa.ListArray:
-    """The values of each column as one list."""
+    """Make one list of the values of each column."""
     ends = np.cumsum([0, *(len(column) for column in columns)])
     values = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values.combine_chunks())

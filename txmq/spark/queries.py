@@ -68,7 +68,7 @@ class StreamHandle:
         in_batch: threading.Lock,
         after: Callable[[], None],
     ) -> None:
-        """Each batch holds `in_batch`; `after` is called when query and last batch have ended."""
+        """Hold a query whose batches take `in_batch`; `after` is called when all has ended."""
         self._query = query
         self._stopping = stopping
         self._in_batch = in_batch
@@ -116,13 +116,13 @@ class StreamHandle:
         return failure if isinstance(failure, BaseException) else None
 
     def _is_pausing(self) -> bool:
-        """Whether the query waits for its next trigger."""
+        """Tell whether the query waits for its next trigger."""
         return not self._query.status["isTriggerActive"]
 
 
 @contextmanager
 def batch_of_spark() -> Iterator[None]:
-    """Around what Spark calls for a micro-batch: Spark waits for ever if it raises no Exception."""
+    """Turn what is no Exception into one: Spark would wait for ever for its micro-batch."""
     try:
         yield
     except Exception:

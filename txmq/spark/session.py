@@ -63,7 +63,7 @@ def local_session(
     extra: Mapping[str, str] | None = None,
     for_minutes: bool = False,
 ) -> SparkSession:
-    """The active session if there is one, else a new local session with Delta.
+    """Return the active session, or make a local session with Delta.
 
     The first start on a machine fetches Delta's jars (13 MB).
 
@@ -87,7 +87,7 @@ def local_session(
 
 
 def _checkpoint_files() -> dict[str, str]:
-    """How Spark writes the files of its checkpoints.
+    """Say how Spark writes the files of its checkpoints.
 
     The default starts a program four times for each file to look for a link: a hundred processes
     for each micro-batch. This one renames as atomically on a local disk.
@@ -98,7 +98,7 @@ def _checkpoint_files() -> dict[str, str]:
 
 
 def active_session() -> SparkSession | None:
-    """The session of a notebook, a job or an earlier call; None without one.
+    """Return the session of a notebook, a job or an earlier call; None without one.
 
     Raises: EnvironmentProblemError where Spark is not installed.
     """

@@ -40,7 +40,7 @@ def change_setting(spark: SparkSession, name: str, value: str | None, *, way_out
 
 
 def setting_of(spark: SparkSession, name: str) -> str | None:
-    """The value of a setting; None where it has none, or where the session tells none."""
+    """Return a setting, or None where it has no value or the session tells none."""
     from pyspark.errors import PySparkException
 
     try:

@@ -1,4 +1,8 @@
-"""The views as statements to copy, for Spark without a catalog and for DuckDB."""
+"""Views over the tables of a store, for whoever lives in SQL.
+
+A catalog of Spark gets them as views; for Spark without a catalog and for DuckDB they are
+statements to copy. Each name in them comes from an allow-list.
+"""
 
 from __future__ import annotations
 
@@ -19,84 +23,13 @@ from txmq.message.names import (
 )
 from txmq.store.store import Store
 
-# --- names:
-
 # Logs in a schema with the topics; no topic of a user begins so (R22).
 LOG_PREFIX = "txmq_"
 LOGS = ("half", "op", "settled")
 _PART = re.compile(r"[A-Za-z0-9_]{1,255}", re.ASCII)
 _PARTS = 2
 _EXAMPLE = "messages or main.messages"
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogSchema:
-    """A schema (a database) of a catalog: `messages`, or `main.messages`."""
-
-    parts: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, text: object) -> CatalogSchema:
-        """The schema of a text. Raises: ConfigError."""
-        parts = text.split(".") if isinstance(text, str) else []
-        if not 1 <= len(parts) <= _PARTS or not all(map(_PART.fullmatch, parts)):
-            rule = f"name a schema of letters, digits and _, such as {_EXAMPLE}"
-            raise ConfigError([f"catalog {text!r}: {rule}"])
-        return cls(tuple(parts))
-
-    def __str__(self) -> str:
-        """As users write it."""
-        return ".".join(self.parts)
-
-    def table(self, name: str) -> str:
-        """The whole name of a table in it, quoted: a name may begin with a digit."""
-        return ".".join(f"`{part}`" for part in (*self.parts, name))
-
-
-def hidden_topics(store: Store, shown: Collection[str]) -> frozenset[str]:
-    """Stored names of the deleted topics that are not among those `shown`. Raises: StorageError."""
-    return store.tables.topic_register().read().deleted.difference(shown)
-
-
-def name_in_catalog(topic: str) -> str:
-    """The name of a topic's table: with `_` in place of what needs quotes in SQL."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", topic)
-
-
-def names_in_catalog(topics: Collection[str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """The names of topics, and the problems of those that would share one.
-
-    A catalog does not tell upper from lower case. Of several topics with one name that one gets it
-    which is spelt so; without such a one nobody does.
-    """
-    same: dict[str, list[str]] = {}
-    for topic in sorted(topics):
-        same.setdefault(name_in_catalog(topic).lower(), []).append(topic)
-    names: dict[str, str] = {}
-    problems: dict[str, str] = {}
-    for group in same.values():
-        owners = group if len(group) == 1 else [t for t in group if name_in_catalog(t) == t]
-        names.update((topic, name_in_catalog(topic)) for topic in owners)
-        for topic in set(group) - set(owners):
-            others = ", ".join(other for other in group if other != topic)
-            problems[topic] = (
-                f"would be named {name_in_catalog(topic)} as {others}; read it by path"
-            )
-    return names, problems
-
-
-# --- views:
-
 _NOT_VISIBLE = (SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)
-
-
-def _words(values: list[str]) -> str:
-    return ", ".join(f"'{value}'" for value in values)
-
-
-_STATES = _words([state.value for state in TransactionState])
-_STUCK = _words([state.value for state in TransactionState if state not in FINAL_STATES])
-
 # The last fact of each transaction.
 _FACTS = """
   SELECT transaction_id, producer_group, state, sequences, source, reason, settled_timestamp,
@@ -193,81 +126,6 @@ _VIEWS: Mapping[str, str] = {
     "txmq_topic_lag": _TOPIC_LAG,
     "txmq_dead_letters": "{letters}",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ViewSources:
-    """What stands behind FROM for each table.
-
-    Attributes:
-        logs: by the names in LOGS.
-        topics: by the stored names of the topics that have a table.
-        no_letters: what stands there where nobody has dead letters.
-        deleted: stored names of deleted topics without a row: of what was committed to them
-            nothing waits.
-    """
-
-    logs: Mapping[str, str]
-    topics: Mapping[str, str]
-    no_letters: str
-    deleted: frozenset[str] = frozenset()
-
-
-def view_queries(sources: ViewSources) -> dict[str, str]:
-    """The query of each view, by its name. Raises: InvalidNameError for a strange topic."""
-    topics = {check_readable_topic(name): table for name, table in sources.topics.items()}
-    letters = {name: table for name, table in topics.items() if _has_dead_letters(name)}
-    shown = {name: table for name, table in topics.items() if name not in _NOT_VISIBLE}
-    logs = {**sources.logs, "states": _STATES, "stuck": _STUCK}
-    given = {
-        **logs,
-        "facts": _FACTS.format(**logs),
-        "checks": _CHECKS.format(**logs),
-        "deleted": _words(sorted(map(check_readable_topic, sources.deleted)) or [""]),
-        "unpublished": _IS_UNPUBLISHED,
-        "shown": _union(_SHOWN, shown) or _NO_TOPIC,
-        "letters": _union(_LETTERS, letters or {TRANS_CHECK_MAX_TIME_TOPIC: sources.no_letters}),
-    }
-    return {name: query.format(**given).strip() for name, query in _VIEWS.items()}
-
-
-def view_statements(
-    schema: CatalogSchema,
-    topics: Mapping[str, str] | None = None,
-    deleted: frozenset[str] = frozenset(),
-) -> dict[str, str]:
-    """`CREATE OR REPLACE VIEW` for each view of a catalog, by its name.
-
-    Args:
-        schema: has the logs.
-        topics: the names in the schema of the topics that have one, by their stored names.
-        deleted: as in ViewSources.
-    """
-    logs = {name: schema.table(LOG_PREFIX + name) for name in LOGS}
-    tables = {topic: schema.table(name) for topic, name in (topics or {}).items()}
-    queries = view_queries(ViewSources(logs, tables, no_letters_of(logs["half"]), deleted))
-    return {
-        name: f"CREATE OR REPLACE VIEW {schema.table(name)} AS {query}"
-        for name, query in queries.items()
-    }
-
-
-def no_letters_of(half: str) -> str:
-    """The columns of a topic without a row, by the table of half."""
-    return _NO_LETTERS.format(half=half)
-
-
-def _has_dead_letters(topic: str) -> bool:
-    return topic == TRANS_CHECK_MAX_TIME_TOPIC or topic.startswith(DEAD_LETTER_PREFIX)
-
-
-def _union(query: str, tables: Mapping[str, str]) -> str:
-    parts = (query.format(name=name, table=table) for name, table in sorted(tables.items()))
-    return "\nUNION ALL\n".join(parts)
-
-
-# --- sql_views:
-
 # The columns that the views read, and their types in DuckDB; partition columns are not in files.
 _TYPES = {
     "message_id": "VARCHAR", "transaction_id": "VARCHAR", "sequence": "BIGINT",
@@ -281,7 +139,6 @@ _TYPES = {
     "state": "VARCHAR", "op_version": "BIGINT", "settled_timestamp": "TIMESTAMPTZ",
     "store_timestamp": "TIMESTAMPTZ",
 }  # fmt: skip
-
 _READ_FILES = "SELECT * FROM read_parquet([{files}], union_by_name = true)"
 # DuckDB reads more than the one file that such a path names.
 _PATTERN = re.compile(r"[*?\[]")
@@ -296,7 +153,7 @@ class SqlEngine(enum.StrEnum):
 
 
 def sql_views(store: Store, engine: SqlEngine, *, is_live: bool = False) -> dict[str, str]:
-    """A statement for each view, by its name; run them in a session of the engine. Commits: 0.
+    """Return a statement for each view, for a session of the engine. Commits: 0.
 
     Args:
         store: whose tables are read.
@@ -333,7 +190,7 @@ def _duckdb_scan(store: Store, path: str) -> str:
 
 
 def _duckdb_files(store: Store, path: str) -> str:
-    """The live files; a column that no file has is null."""
+    """Read the live files by DuckDB; a column that no file has is null."""
     table = store.tables.table_at(path)
     partitions, columns = table.schema.partition_by, table.schema.columns.names
     names = [name for name in columns if name in _TYPES and name not in partitions]
@@ -348,7 +205,7 @@ def _duckdb_files(store: Store, path: str) -> str:
 
 
 def _plain(table: str, path: str) -> str:
-    """A file of the table, as neither a terminal nor DuckDB can mistake it."""
+    """Spell a file of the table as neither a terminal nor DuckDB can mistake it."""
     problem = f"its log names the file {shown(path)}, which {{}}; `txmq doctor` says more"
     if printable(path) != path or _PATTERN.search(path):
         raise StoreFormatError(table, problem.format("has characters that no view may have"))
@@ -359,6 +216,149 @@ def _plain(table: str, path: str) -> str:
 
 
 def _text(value: str) -> str:
-    """A literal."""
+    """Quote a literal."""
     quoted = value.replace("'", "''")
     return f"'{quoted}'"
+
+
+# --- Queries -------------------------------------------------------------------------------------
+
+
+def _words(values: list[str]) -> str:
+    return ", ".join(f"'{value}'" for value in values)
+
+
+_STATES = _words([state.value for state in TransactionState])
+
+
+_STUCK = _words([state.value for state in TransactionState if state not in FINAL_STATES])
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSources:
+    """What stands behind FROM for each table.
+
+    Attributes:
+        logs: by the names in LOGS.
+        topics: by the stored names of the topics that have a table.
+        no_letters: what stands there where nobody has dead letters.
+        deleted: stored names of deleted topics without a row: of what was committed to them
+            nothing waits.
+    """
+
+    logs: Mapping[str, str]
+    topics: Mapping[str, str]
+    no_letters: str
+    deleted: frozenset[str] = frozenset()
+
+
+def view_queries(sources: ViewSources) -> dict[str, str]:
+    """Return the query of each view, by its name. Raises: InvalidNameError."""
+    topics = {check_readable_topic(name): table for name, table in sources.topics.items()}
+    letters = {name: table for name, table in topics.items() if _has_dead_letters(name)}
+    shown = {name: table for name, table in topics.items() if name not in _NOT_VISIBLE}
+    logs = {**sources.logs, "states": _STATES, "stuck": _STUCK}
+    given = {
+        **logs,
+        "facts": _FACTS.format(**logs),
+        "checks": _CHECKS.format(**logs),
+        "deleted": _words(sorted(map(check_readable_topic, sources.deleted)) or [""]),
+        "unpublished": _IS_UNPUBLISHED,
+        "shown": _union(_SHOWN, shown) or _NO_TOPIC,
+        "letters": _union(_LETTERS, letters or {TRANS_CHECK_MAX_TIME_TOPIC: sources.no_letters}),
+    }
+    return {name: query.format(**given).strip() for name, query in _VIEWS.items()}
+
+
+def view_statements(
+    schema: CatalogSchema,
+    topics: Mapping[str, str] | None = None,
+    deleted: frozenset[str] = frozenset(),
+) -> dict[str, str]:
+    """Return `CREATE OR REPLACE VIEW` for each view of a catalog, by its name.
+
+    Args:
+        schema: has the logs.
+        topics: the names in the schema of the topics that have one, by their stored names.
+        deleted: as in ViewSources.
+    """
+    logs = {name: schema.table(LOG_PREFIX + name) for name in LOGS}
+    tables = {topic: schema.table(name) for topic, name in (topics or {}).items()}
+    queries = view_queries(ViewSources(logs, tables, no_letters_of(logs["half"]), deleted))
+    return {
+        name: f"CREATE OR REPLACE VIEW {schema.table(name)} AS {query}"
+        for name, query in queries.items()
+    }
+
+
+def no_letters_of(half: str) -> str:
+    """Select the columns of a topic without a row, from half."""
+    return _NO_LETTERS.format(half=half)
+
+
+def _has_dead_letters(topic: str) -> bool:
+    return topic == TRANS_CHECK_MAX_TIME_TOPIC or topic.startswith(DEAD_LETTER_PREFIX)
+
+
+def _union(query: str, tables: Mapping[str, str]) -> str:
+    parts = (query.format(name=name, table=table) for name, table in sorted(tables.items()))
+    return "\nUNION ALL\n".join(parts)
+
+
+# --- Names ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSchema:
+    """A schema (a database) of a catalog: `messages`, or `main.messages`."""
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: object) -> CatalogSchema:
+        """Parse the name of a schema. Raises: ConfigError."""
+        parts = text.split(".") if isinstance(text, str) else []
+        if not 1 <= len(parts) <= _PARTS or not all(map(_PART.fullmatch, parts)):
+            rule = f"name a schema of letters, digits and _, such as {_EXAMPLE}"
+            raise ConfigError([f"catalog {text!r}: {rule}"])
+        return cls(tuple(parts))
+
+    def __str__(self) -> str:
+        """Spell it as users write it."""
+        return ".".join(self.parts)
+
+    def table(self, name: str) -> str:
+        """Return the whole name of a table in it, quoted: a name may begin with a digit."""
+        return ".".join(f"`{part}`" for part in (*self.parts, name))
+
+
+def hidden_topics(store: Store, shown: Collection[str]) -> frozenset[str]:
+    """Find the stored names of deleted topics that are not `shown`. Raises: StorageError."""
+    return store.tables.topic_register().read().deleted.difference(shown)
+
+
+def name_in_catalog(topic: str) -> str:
+    """Name a topic's table, with `_` in place of what needs quotes in SQL."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", topic)
+
+
+def names_in_catalog(topics: Collection[str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Name the tables of topics; list the problems of topics that would share a name.
+
+    A catalog does not tell upper from lower case. Of several topics with one name that one gets it
+    which is spelt so; without such a one nobody does.
+    """
+    same: dict[str, list[str]] = {}
+    for topic in sorted(topics):
+        same.setdefault(name_in_catalog(topic).lower(), []).append(topic)
+    names: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for group in same.values():
+        owners = group if len(group) == 1 else [t for t in group if name_in_catalog(t) == t]
+        names.update((topic, name_in_catalog(topic)) for topic in owners)
+        for topic in set(group) - set(owners):
+            others = ", ".join(other for other in group if other != topic)
+            problems[topic] = (
+                f"would be named {name_in_catalog(topic)} as {others}; read it by path"
+            )
+    return names, problems

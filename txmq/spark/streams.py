@@ -15,9 +15,9 @@ from txmq.consumer.arguments import (
     filters_by_topic,
 )
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.offsets import OffsetsByTopic, StartPoint, moment_ms
-from txmq.consumer.push import ErrorHook, check_function
+from txmq.consumer.handlers import ErrorHook, check_function
+from txmq.consumer.offsets import ConsumeFromWhere, OffsetsByTopic, StartPoint, moment_ms
+from txmq.consumer.rules import ConsumeMode
 from txmq.errors import (
     CheckpointCorruptError,
     CheckpointMismatchError,
@@ -274,7 +274,7 @@ class Consumer:
             raise typed from error
 
     def checkpoint_location(self, topic: str) -> str:
-        """The place for the checkpoint of this group's stream of a topic; nothing is created.
+        """Return the place for the checkpoint of this group's stream of a topic; create nothing.
 
         Args:
             topic: the name of one topic; a stream of several topics needs a place of its own.
@@ -286,7 +286,7 @@ class Consumer:
 
 
 def _travel_options(version: object, as_of: object, topics: int) -> dict[str, str]:
-    """The options of Delta's reader for time travel. Raises: ConfigError."""
+    """Return the options of Delta's reader for time travel. Raises: ConfigError."""
     if version is not None and as_of is not None:
         raise ConfigError(["version and as_of are both given; pass one"])
     if as_of is not None:
@@ -301,7 +301,7 @@ def _travel_options(version: object, as_of: object, topics: int) -> dict[str, st
 
 
 def typed_stream_error(error: BaseException) -> TxmqError | None:
-    """The error of txmq for a failure of a query; None where there is none."""
+    """Return the error of txmq for a failure of a query, or None."""
     text = str(error)
     if any(condition in text for condition in _MISMATCH):
         return CheckpointMismatchError()

@@ -22,7 +22,7 @@ class ManualClock:
         self._now_ms = now_ms
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Return milliseconds since 1970-01-01 UTC."""
         return self._now_ms
 
     def advance(self, seconds: float) -> None:
@@ -46,10 +46,10 @@ class WrongClock:
     """
 
     def __init__(self, ahead_s: float, *, of_store: Clock | None = None) -> None:
-        """Without `of_store`, such as a ManualClock, the storage itself shows the right time."""
+        """Keep both; without `of_store` this machine's own clock is the right one."""
         self.ahead_s = ahead_s
         self.of_store: Clock = of_store or SystemClock()
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Return milliseconds since 1970-01-01 UTC."""
         return self.of_store.now_ms() + round(self.ahead_s * 1000)

@@ -88,7 +88,7 @@ def arm_fail_points(text: str) -> Callable[[], None]:
 
     Raises: ValueError for an unknown point or action.
     """
-    plans = [_fault(part) for part in text.split(",") if part.strip()]
+    plans = [_fault(plan) for plan in text.split(",") if plan.strip()]
     hits: Counter[FailPoint] = Counter()
     lock = threading.Lock()
 
@@ -143,9 +143,9 @@ def _around_commits(around: Callable[[str, Callable[[], None]], None]) -> Iterat
     def write_files(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
         around(handle.table_uri, lambda: commit_files(handle, *arguments, **options))
 
-    def commit_own(writer: CommitWriter, since: Seen, one: NewCommit) -> Written:
+    def commit_own(writer: CommitWriter, since: Seen, commit: NewCommit) -> Written:
         answers: list[Written] = []
-        around(writer.location, lambda: answers.append(commit_of_txmq(writer, since, one)))
+        around(writer.location, lambda: answers.append(commit_of_txmq(writer, since, commit)))
         return answers[-1]
 
     with (

@@ -30,26 +30,26 @@ PRODUCER_GROUP = "txmq-tests"
 
 @pytest.fixture
 def txmq_clock() -> ManualClock:
-    """A clock that stands still; it begins at the time of this machine."""
+    """Return a clock that stands still; it begins at the time of this machine."""
     # What a test makes without this clock has nearly the same time.
     return ManualClock(now_ms=time.time_ns() // 1_000_000)
 
 
 @pytest.fixture
 def txmq_config() -> Config | None:
-    """The settings of `txmq_store`; override it for others."""
+    """Return the settings of `txmq_store`; override it for others."""
     return None
 
 
 @pytest.fixture
 def txmq_listeners() -> Mapping[str, CheckListener]:
-    """The listeners of `txmq_broker` by producer group; override it to name yours."""
+    """Return the listeners of `txmq_broker` by producer group; override it to name yours."""
     return {}
 
 
 @pytest.fixture
 def txmq_store(tmp_path: Path, txmq_clock: ManualClock, txmq_config: Config | None) -> Store:
-    """A new store in the folder of the test."""
+    """Make a new store in the folder of the test."""
     from txmq.store.store import Store
 
     return Store.create(tmp_path / "txmq-store", txmq_config, clock=txmq_clock)
@@ -57,7 +57,7 @@ def txmq_store(tmp_path: Path, txmq_clock: ManualClock, txmq_config: Config | No
 
 @pytest.fixture
 def txmq_producer(txmq_store: Store, txmq_clock: ManualClock) -> Iterator[TransactionProducer]:
-    """A producer of the group `txmq-tests`; the end of the test closes it."""
+    """Make a producer of the group `txmq-tests`; the end of the test closes it."""
     from txmq.producer.producer import TransactionProducer
 
     with TransactionProducer(
@@ -70,7 +70,7 @@ def txmq_producer(txmq_store: Store, txmq_clock: ManualClock) -> Iterator[Transa
 def txmq_broker(
     txmq_store: Store, txmq_clock: ManualClock, txmq_listeners: Mapping[str, CheckListener]
 ) -> SteppedBroker:
-    """All services of the store; `run()` does what is due, `run_for(60)` lets a minute pass."""
+    """Make all services of the store: `run()` does what is due, `run_for(60)` lets time pass."""
     from txmq.testing.stepped_broker import SteppedBroker
 
     return SteppedBroker(txmq_store, txmq_clock, listeners=txmq_listeners)
@@ -80,7 +80,7 @@ def txmq_broker(
 def txmq_published(
     txmq_store: Store, txmq_broker: SteppedBroker
 ) -> Callable[[str], list[ReceivedMessage]]:
-    """`txmq_published("order-paid")` publishes what is due, and returns the topic's messages."""
+    """Make `txmq_published("order-paid")`: it publishes what is due, returns the messages."""
     from txmq.testing.stepped_broker import published_messages
 
     def published(topic: str) -> list[ReceivedMessage]:
@@ -94,14 +94,14 @@ def txmq_published(
 def txmq_consumer(
     txmq_store: Store, txmq_clock: ManualClock
 ) -> Iterator[Callable[..., PullConsumer]]:
-    """`txmq_consumer("billing", "order-paid")` joins a group; the end of the test leaves it."""
+    """Make `txmq_consumer("billing", "order-paid")`: it joins a group until the end of the test."""
     from txmq.consumer.pull import PullConsumer
 
-    with ExitStack() as made:
+    with ExitStack() as stack:
 
         def consumer(consumer_group: str, topics: Any, **options: Any) -> PullConsumer:
-            chosen = {"consumer_group": consumer_group, "topics": topics, "clock": txmq_clock}
-            return made.enter_context(PullConsumer(txmq_store, **{**chosen, **options}))
+            arguments = {"consumer_group": consumer_group, "topics": topics, "clock": txmq_clock}
+            return stack.enter_context(PullConsumer(txmq_store, **{**arguments, **options}))
 
         yield consumer
 
@@ -110,7 +110,7 @@ def txmq_consumer(
 def txmq_dead_letters(
     txmq_store: Store, txmq_clock: ManualClock, txmq_broker: SteppedBroker
 ) -> Callable[[str], tuple[DeadLetter, ...]]:
-    """`txmq_dead_letters("billing")` publishes what is due, and returns its dead letters."""
+    """Make `txmq_dead_letters("billing")`: it publishes what is due, returns dead letters."""
     from txmq.ops.admin.dead_letters import DeadLetters
 
     def dead_letters(consumer_group: str) -> tuple[DeadLetter, ...]:

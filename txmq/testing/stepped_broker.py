@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from txmq.listeners.protocol import CheckListener
 
 
-# --- stepped_broker:
-
 ROUNDS_MAX = 1_000
 # Between two looks at what cannot be asked now.
 LEAST_STEP_MS = 1_000
@@ -102,11 +100,8 @@ class SteppedBroker:
         return max(milliseconds(self._next_check), now_ms + LEAST_STEP_MS)
 
 
-# --- published:
-
-
 def published_messages(store: Store, topic: str) -> list[ReceivedMessage]:
-    """All visible messages of a topic, in the order in which they became visible.
+    """Return all visible messages of a topic, in the order in which they became visible.
 
     Reads: the topic. Commits: 0.
 

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.endurance.generator.judge import Kind
-from txmq.consumer.batch import Batch, Send
+from txmq.consumer.push import Batch, Send
 from txmq.consumer.rules import TopicQueue
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.received import ReceivedMessage

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.old_stores import unpacked
+from tests.kit.old_stores import unpack, unpacked
 from tests.kit.reading import log_rows, topic_rows
 from txmq.ops.admin.upgrade import upgrade
 from txmq.ops.broker import Broker
@@ -62,7 +62,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"the history of the repository has no {COMMIT} here")
     folder = tmp_path_factory.mktemp("0.1")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
+        unpack(files, folder)
     return folder
 
 

@@ -32,7 +32,7 @@ def test_each_job_and_each_settings_file_is_listed_with_what_it_is_for() -> None
 
 def test_path_leads_to_the_file() -> None:
     assert run("path", "broker") == (0, f"{NAMES['broker']}\n")
-    assert run("path", "ops/broker.py") == (0, f"{NAMES['broker']}\n")
+    assert run("path", "broker.py") == (0, f"{NAMES['broker']}\n")
     assert run("path", "spark-defaults.conf") == (0, f"{NAMES['spark-defaults.conf']}\n")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from txmq.consumer.awaitable import AwaitedHandler, LoopEvent
-from txmq.consumer.push import RunEndedError
+from txmq.consumer.handlers import RunEndedError
 
 
 def test_call_that_was_given_up_does_not_hide_the_next_one_from_a_cancel() -> None:

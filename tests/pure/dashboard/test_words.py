@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from txmq.ground.amounts import counted
 from txmq.ground.histogram import BOUNDS_S, NO_DURATIONS, Histogram
 from txmq.ops.dashboard import rendering as words
 
@@ -50,8 +51,8 @@ def test_sizes_and_counts() -> None:
         "0 B", "1023 B", "1.0 KiB", "5.0 GiB",
     ]  # fmt: skip
     assert (words.count(1_234_567), words.count(None)) == ("1,234,567", words.NOTHING)
-    assert words.counted(1, "message") == "1 message"
-    assert words.counted(2, "thing needs", "things need") == "2 things need"
+    assert counted(1, "message") == "1 message"
+    assert counted(2, "thing needs", "things need") == "2 things need"
     assert words.hours(None) == "for ever"
     assert words.hours(72.0) == "3 d"
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import publish, wait_until
-from txmq.consumer.batch import ConsumeResult
+from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.push import ConsumeStatus
+from txmq.consumer.push import ConsumeResult
 from txmq.errors import MessagesExpiredError
 from txmq.message.message import Message
 from txmq.ops.admin.erasure import Erasure

@@ -474,7 +474,10 @@ def test_publisher_that_lags_does_not_take_progress_back(store: Store) -> None:
     lagging.run_once()
 
     assert kept_progress(store)["low_water_version"] >= reached["low_water_version"]
-    assert list(kept_progress(store)["parked"]) == ["stock"]
+    # It may have written the topic itself, and then may have said so.
+    has_stock = store.tables.table_at("topics/stock").exists()
+    is_caught_up = has_stock and len(topic_rows(store, "stock")) == 1
+    assert is_caught_up or list(kept_progress(store)["parked"]) == ["stock"]
 
 
 # --- start() ----------------------------------------------------------------------------

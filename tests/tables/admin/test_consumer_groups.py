@@ -13,8 +13,8 @@ from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.lag import ConsumerLag, lag_of_group
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.rules import TopicQueue
+from txmq.consumer.offsets import ConsumeFromWhere
+from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.errors import (
     ConfigError,
     ConsumerGroupInUseError,

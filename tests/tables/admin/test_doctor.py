@@ -28,6 +28,7 @@ from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import ManualClock, WrongClock
+from txmq.version import __version__
 
 TOPIC = "orders"
 Monkey = pytest.MonkeyPatch
@@ -217,7 +218,9 @@ PLANTS = {
         "listeners: 'shop' ('shop:Orders')", "nobody loads it", with_acting_settings
     ),
     "killed broker": Plant("brokers", "killed was seen last at", gone),
-    "two versions": Plant("brokers", "different versions of txmq: 0.0.9, 0.1.0", of_two_versions),
+    "two versions": Plant(
+        "brokers", f"different versions of txmq: 0.0.9, {__version__}", of_two_versions
+    ),
     "no broker": Plant("brokers", "no broker is known to run", without_a_broker),
     "newer store": Plant("settled", "schema version 99", of_a_newer_txmq),
     "clean-up by others": Plant(

@@ -11,7 +11,7 @@ from tests.kit.group_world import consumer, fail
 from txmq import ConsumerGroups
 from txmq.consumer.group import group_in
 from txmq.consumer.lag import ConsumerLag, readable_groups
-from txmq.consumer.leases import ConsumeFromWhere
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.errors import (
     ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,

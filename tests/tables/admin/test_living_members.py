@@ -10,7 +10,7 @@ import pytest
 
 from txmq import Config, ConsumerGroups, Message, PullConsumer, Store, TransactionProducer
 from txmq.consumer.group import group_in
-from txmq.consumer.leases import ConsumeFromWhere
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.errors import ConsumerGroupInUseError
 from txmq.testing import WrongClock
 

@@ -197,7 +197,7 @@ def test_watch_looks_until_it_is_interrupted(
 
 
 def interrupted_after(looks: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Ctrl-C in the pause after so many looks; the pauses."""
+    """Press Ctrl-C in the pause after so many looks; return the pauses."""
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -432,7 +432,7 @@ def test_serve_once_says_what_it_did_and_ends(store: Store) -> None:
 
 
 def serving(store: Store, *options: str, until: str) -> list[str]:
-    """The lines of a broker in a process of its own, until one of them says `until`."""
+    """Return the lines of a broker in a process of its own, until one of them says `until`."""
     command = [sys.executable, "-m", "txmq", *options, "serve", store.location, "--no-spark"]
     lines: list[str] = []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -540,7 +540,7 @@ class SaysUnknown(SaysCommit):
 
 @pytest.fixture
 def unanswered(tmp_path: Path) -> Store:
-    """A store with one transaction that is long due."""
+    """Make a store with one transaction that is long due."""
     store = Store.create(str(tmp_path / "unanswered"))
     with TransactionProducer(store, producer_group="shop", clock=ManualClock()) as producer:
         transaction = producer.begin_transaction()

@@ -16,8 +16,7 @@ from typer.testing import CliRunner, Result
 
 from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
-from txmq.consumer.leases import ConsumeFromWhere
-from txmq.consumer.offsets import StartPoint
+from txmq.consumer.offsets import ConsumeFromWhere, StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.message.message import Message
@@ -46,7 +45,7 @@ def location(world: DelayWorld) -> str:
 
 @pytest.fixture
 def _ctrl_c() -> Iterator[None]:
-    """As at a terminal: a run of the tests in the background may ignore it."""
+    """Take Ctrl-C as at a terminal: a run of the tests in the background may ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

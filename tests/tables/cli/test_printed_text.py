@@ -36,7 +36,7 @@ def assert_harmless(text: str) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path) -> CheckWorld:
-    """Evil text wherever a row of half or op can have it."""
+    """Write evil text wherever a row of half or op can have it."""
     made = CheckWorld(tmp_path)
     (own_id,) = made.prepare(group=f"group{EVIL}")
     made.claim(
@@ -50,7 +50,7 @@ def world(tmp_path: Path) -> CheckWorld:
 
 
 def evil(rows: list[tuple[object, ...]]) -> Iterator[tuple[object, ...]]:
-    """The rows with text that no message of txmq may have."""
+    """Yield the rows with text that no message of txmq may have."""
     texts = {"keys": f"key {EVIL}", "tags": EVIL, "properties": [(EVIL, EVIL)], "message_id": EVIL}
     for row in rows:
         named = dict(zip(HALF.columns.names, row, strict=True))

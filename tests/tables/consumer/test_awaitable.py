@@ -16,8 +16,8 @@ import pytest
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, offsets_of
 from tests.kit.delay_world import TOPIC
 from txmq import AsyncPullConsumer, ConsumeStatus, Message, Operation, OperationName
-from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.group import group_in
+from txmq.consumer.push import ConsumeResult
 from txmq.errors import ClosedError, ConcurrentUseError, ConfigError, InvalidNameError
 from txmq.message.received import ReceivedMessage
 

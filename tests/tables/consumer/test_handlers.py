@@ -14,8 +14,8 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, of
 from tests.kit.delay_world import TOPIC
 from tests.kit.reading import wait_until
 from txmq.consumer import push
+from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.push import ConsumeStatus
 from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import ConfigError, ConsumeTimeoutError, HandlerResultError

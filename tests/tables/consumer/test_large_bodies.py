@@ -9,12 +9,13 @@ import pytest
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, are_in_order, bodies, drained
 from tests.kit.delay_world import TOPIC
-from txmq.consumer import batch as taking
-from txmq.consumer import reader as part_rows
+from txmq.consumer import reader as topic_reader
+from txmq.consumer import taking
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.reader import TopicReader
+from txmq.consumer.rules import ConsumeMode
 from txmq.delta.parquet import write_file
 from txmq.spark.members import RangeReader, count_messages
 
@@ -40,8 +41,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsumerW
     rows = table.read(files, table.columns.names).sort_by("queue_offset").combine_chunks()
     new = write_file([rows], table.columns, table.filesystem, table.schema.statistics_columns)
     table.rewrite(files, [new])
-    monkeypatch.setattr(part_rows, "WINDOW_BYTES", WINDOW_BYTES)
-    monkeypatch.setattr(part_rows, "KEPT_BYTES", 2 * WINDOW_BYTES)
+    monkeypatch.setattr(topic_reader, "WINDOW_BYTES", WINDOW_BYTES)
+    monkeypatch.setattr(topic_reader, "KEPT_BYTES", 2 * WINDOW_BYTES)
     monkeypatch.setattr(taking, "READ_AHEAD_BYTES", 2 * WINDOW_BYTES)
     yield made
     made.close()

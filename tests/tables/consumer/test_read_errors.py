@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.kit.consumer_world import QUEUES, ConsumerWorld, bodies, drained, offsets_of, wake
-from txmq.consumer.leases import ConsumeFromWhere, TopicCommit, topic_commit
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.reader import Run, TopicReader
-from txmq.consumer.rules import TopicQueue
+from txmq.consumer.reader import Run, TopicReader, topic_commit
+from txmq.consumer.rules import TopicCommit, TopicQueue
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
 from txmq.spark.members import OffsetRange, RangeReader

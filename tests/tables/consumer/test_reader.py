@@ -21,7 +21,7 @@ from tests.kit.consumer_world import (
     wake,
 )
 from tests.kit.delay_world import TOPIC
-from txmq.consumer.leases import ConsumeFromWhere
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import TopicQueue
@@ -333,14 +333,13 @@ def show_by_hand(world: ConsumerWorld, queue_id: int, body: str) -> None:
 def test_large_file_is_read_one_row_group_at_a_time(
     world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from txmq.consumer import reader as part_rows
     from txmq.consumer import reader as topic_reader
 
     world.fill(40, queues=2)
     monkeypatch.setattr(topic_reader, "LARGE_FILE_BYTES", 0)
-    monkeypatch.setattr(part_rows, "SMALL_FILE_BYTES", 0)
-    monkeypatch.setattr(part_rows, "KEPT_BYTES", 0)
-    monkeypatch.setattr(part_rows, "RUN_ROWS", 7)
+    monkeypatch.setattr(topic_reader, "SMALL_FILE_BYTES", 0)
+    monkeypatch.setattr(topic_reader, "KEPT_BYTES", 0)
+    monkeypatch.setattr(topic_reader, "RUN_ROWS", 7)
     table = world.store.tables.table_at(f"topics/{TOPIC}")
     from txmq.maintenance.compaction import _merged
 

@@ -35,7 +35,7 @@ def world(tmp_path: Path) -> Iterator[DashboardWorld]:
 
 
 def addresses(world: DashboardWorld) -> list[str]:
-    """Of pages about messages that are visible, delayed, dead and open."""
+    """Return addresses of pages about messages that are visible, delayed, dead and open."""
     sent = [Message("paid", b"1", keys="k"), Message("paid", b"2", delay_s=3_600)]
     now_id, later_id = (world.producer.send(one).message_ids[0] for one in sent)
     world.publisher.run_once()

@@ -43,7 +43,7 @@ def figure(values: Samples, name: str, **labels: str) -> float:
 
 
 def transaction(producer: TransactionProducer, number: int) -> Transaction:
-    """A prepared one, with a message for each of two topics."""
+    """Prepare a transaction with a message for each of two topics."""
     made = producer.begin_transaction()
     made.send(Message(TOPIC, b"%d" % number))
     made.send(Message("stock", b"%d" % number))

@@ -58,7 +58,7 @@ def world(tmp_path: Path) -> Iterator[ConsumerWorld]:
 
 
 def observed(reader: InMemoryMetricReader) -> Samples:
-    """All that the SDK would export, by names as Prometheus has them."""
+    """Return all that the SDK would export, by names as Prometheus has them."""
     data = reader.get_metrics_data()
     return {
         (prometheus_name(metric), frozenset(dict(point.attributes or {}).items())): point.value
@@ -70,7 +70,7 @@ def observed(reader: InMemoryMetricReader) -> Samples:
 
 
 def prometheus_name(metric: Any) -> str:
-    """By the rules of OpenTelemetry's own exporter for Prometheus."""
+    """Name it by the rules of OpenTelemetry's own exporter for Prometheus."""
     unit = {"s": "_seconds", "By": "_bytes"}.get(metric.unit, "")
     name: str = metric.name.replace(".", "_")
     for part in ("_bucket", "_count", "_sum"):
@@ -82,7 +82,7 @@ def prometheus_name(metric: Any) -> str:
 
 
 def exposed(text: str) -> Samples:
-    """As `observed`, from Prometheus's text."""
+    """Return the same as `observed`, from Prometheus's text."""
     return {
         (sample.name, frozenset((_attribute(k), v) for k, v in sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)

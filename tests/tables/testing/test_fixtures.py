@@ -51,7 +51,7 @@ def bodies(messages: Any) -> list[bytes]:
 
 
 def prepared(producer: TransactionProducer, body: bytes = b"42") -> Any:
-    """A transaction without an end."""
+    """Prepare a transaction without an end."""
     transaction = producer.begin_transaction()
     transaction.send(Message(TOPIC, body))
     transaction.prepare()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any
 
 import pyarrow.compute as pc
 
@@ -33,7 +32,6 @@ from txmq.errors import (
     StorageError,
     StorageUnavailableError,
     StoreFullError,
-    TopicBehindError,
     TxmqError,
     UnsupportedTableError,
 )
@@ -43,7 +41,8 @@ from txmq.ground.results import Plain
 from txmq.listeners.protocol import Reason
 from txmq.message.names import shown_name
 from txmq.ops.admin.forms import form_of
-from txmq.ops.admin.status import lag_of
+from txmq.ops.admin.needs import Figures, needs_of
+from txmq.ops.admin.status import Admin, lag_of, parked_topics, set_aside
 from txmq.ops.backup.order import order_faults
 from txmq.ops.backup.positions import sight_of
 from txmq.ops.brokers import BrokerEntry, read_brokers
@@ -51,7 +50,6 @@ from txmq.publish.progress import PublishProgress
 from txmq.spark.java import OLDEST_JAVA, find_java
 from txmq.store.config import Config
 from txmq.store.register import Register
-from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store, check_store
 from txmq.store.store_clock import CLOCK_FOLDER, FAR_MS, StoreClock
@@ -283,9 +281,6 @@ def _refused(said: str, error: StorageError | None) -> Finding:
 
 # --- store_findings:
 
-# So long a scheduler may pause between two calls of `serve --once`.
-UNPUBLISHED_S = 300.0
-
 
 def findings_of_settings(store: Store) -> Iterator[Finding]:
     """Settings that nobody loads, and pairs that do not fit each other."""
@@ -327,33 +322,39 @@ def findings_of_order(store: Store) -> Iterator[Finding]:
         yield Finding(fault.newer, problem, fault.next_step)
 
 
-def findings_of_progress(store: Store, now_ms: int) -> Iterator[Finding]:
-    """Parked topics, what is set aside, and claims that nobody publishes."""
-    yield from told("state/publisher", partial(_of_publisher, store, now_ms))
-    yield from told("state/set_aside", partial(_of_set_aside, store))
+def findings_of_needs(store: Store, clock: Clock) -> Iterator[Finding]:
+    """Find what needs an operator by the figures of the store."""
+    silent = _silent_groups(store, clock)
+    try:
+        figures = Figures.of(Admin(store, clock=clock).status())
+    except TxmqError:
+        # What cannot be read is a finding of its own; the registers tell what they can.
+        yield from _of_registers(store, clock)
+        figures = Figures(store.location, timestamp(clock.now_ms()))
+    yield from _of(replace(figures, silent=sum(silent.values()), silent_groups=silent))
 
 
-def _of_publisher(store: Store, now_ms: int) -> Iterator[Finding]:
+def _of(figures: Figures) -> Iterator[Finding]:
+    for need in needs_of(figures):
+        yield Finding(need.where, need.problem, need.next_step)
+
+
+def _of_registers(store: Store, clock: Clock) -> Iterator[Finding]:
+    nothing = Figures(store.location, timestamp(clock.now_ms()))
+    yield from told("state/publisher", partial(_of_publisher, store, nothing, clock.now_ms()))
+    yield from told("state/set_aside", lambda: _of(replace(nothing, set_aside=set_aside(store))))
+
+
+def _of_publisher(store: Store, nothing: Figures, now_ms: int) -> Iterator[Finding]:
     value = store.tables.register("publisher", PublishProgress).read().value
-    parked = value.get("parked")
-    for topic, entry in sorted(parked.items()) if isinstance(parked, dict) else ():
-        reason = _reason(entry)
-        yield Finding(f"topics/{topic}", f"is parked: {reason}", _unparked(topic, reason))
-    yield from told("op", partial(_of_lag, store, value.get("low_water_version", NOTHING), now_ms))
+    yield from _of(replace(nothing, parked=parked_topics(value.get("parked", {}))))
+    done = value.get("low_water_version", NOTHING)
+    yield from told("op", partial(_of_lag, store, nothing, done, now_ms))
 
 
-def _of_set_aside(store: Store) -> Iterator[Finding]:
-    if waiting := read_set_aside(store.tables).transactions:
-        problem = f"{len(waiting):,} transactions wait for files of half that cannot be read"
-        step = "restore the files, or give up: txmq resolve ID --give-up; txmq status names both"
-        yield Finding("state/set_aside", problem, step)
-
-
-def _of_lag(store: Store, published_version: int, now_ms: int) -> Iterator[Finding]:
-    lag = lag_of(store.tables.op_log(), published_version, now_ms)
-    if lag.seconds > UNPUBLISHED_S and not _living(store, now_ms):
-        problem = f"no broker is known to run, and a claim waits for {lag.seconds:,.0f} s"
-        yield Finding("brokers", problem, "start one: txmq serve")
+def _of_lag(store: Store, nothing: Figures, done: int, now_ms: int) -> Iterator[Finding]:
+    lag = lag_of(store.tables.op_log(), done, now_ms)
+    yield from _of(replace(nothing, published=lag, has_broker=bool(_living(store, now_ms))))
 
 
 def findings_of_brokers(store: Store, now_ms: int) -> Iterator[Finding]:
@@ -408,28 +409,15 @@ def _lost(store: Store, topic: str, queues: list[QueueLag]) -> int:
     return sum(max(0, first[queue.queue_id] - queue.next_offset) for queue in queues)
 
 
-def findings_of_listeners(store: Store, clock: Clock) -> Iterator[Finding]:
-    """Producer groups with open transactions that nobody answers for."""
+def _silent_groups(store: Store, clock: Clock) -> Counter[str]:
+    """Count the open transactions that nobody answers for, by producer group."""
     try:
         rows = open_transactions(store, clock=clock)
     except TxmqError:
         # A log that cannot be read is a finding of its own.
-        return
+        return Counter()
     silent = rows.filter(pc.equal(rows["reason"], Reason.NO_LISTENER.value))
-    for group, count in sorted(Counter(silent["producer_group"].to_pylist()).items()):
-        problem = f"{count:,} of its transactions are open, and nobody answers for it"
-        step = "set its listener in the broker's settings file, or decide: txmq open, txmq resolve"
-        yield Finding(f"producer group {shown_name(group)}", problem, step)
-
-
-def _unparked(topic: str, reason: str) -> str:
-    if reason.startswith(TopicBehindError.__name__):
-        return f"txmq rebuild-topic LOCATION {shown_name(topic)} shows what it lacks"
-    return "mend the cause; the publisher tries again by itself, at once where it is started anew"
-
-
-def _reason(entry: Any) -> str:
-    return str(entry.get("reason")) if isinstance(entry, dict) else "no reason is kept"
+    return Counter(silent["producer_group"].to_pylist())
 
 
 # --- table_findings:
@@ -514,8 +502,7 @@ class Doctor:
             *(finding for path in paths for finding in self._of_table(path)),
             *findings_of_strange_paths(store),
             *findings_of_order(store),
-            *findings_of_progress(store, now_ms),
-            *findings_of_listeners(store, clock),
+            *findings_of_needs(store, clock),
             *told("state/brokers", partial(findings_of_brokers, store, now_ms)),
             *told("consumer groups", partial(findings_of_readers, store)),
             *findings_of_programs(store),

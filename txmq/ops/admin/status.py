@@ -354,8 +354,8 @@ class Admin:
             op_version=op_version,
             settled=lag_of(op, settled.mark, now_ms),
             published=lag_of(op, progress.get("low_water_version", NOTHING), now_ms),
-            parked=_parked(progress.get("parked", {})),
-            set_aside=_set_aside(self._store),
+            parked=parked_topics(progress.get("parked", {})),
+            set_aside=set_aside(self._store),
             unreadable=halves.unreadable,
             members=members_of(self._store, now_ms),
             brokers=brokers,
@@ -458,7 +458,8 @@ def _sizes(logs: Logs, topics: Mapping[str, TableSize]) -> dict[str, TableSize]:
     return sizes | {f"topics/{name}": size for name, size in topics.items() if size.files}
 
 
-def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus, ...]:
+def parked_topics(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus, ...]:
+    """Take the parked topics from the value of the register `publisher`."""
     return tuple(
         ParkedTopicStatus(
             topic,
@@ -471,7 +472,8 @@ def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus,
     )
 
 
-def _set_aside(store: Store) -> tuple[SetAsideStatus, ...]:
+def set_aside(store: Store) -> tuple[SetAsideStatus, ...]:
+    """Read which transactions are set aside; 0 commits. Raises: StorageError."""
     entries = read_set_aside(store.tables).transactions
     return tuple(
         SetAsideStatus(

@@ -17,27 +17,22 @@ from txmq.ops.broker_log import LogFormat, LogLevel, log_to_stderr
 from txmq.ops.cli.dead_letters import add_dead_letter_commands
 from txmq.ops.cli.examples import add_examples, add_user_table_commands
 from txmq.ops.cli.groups import add_group_commands
-from txmq.ops.cli.messages import add_erase_command, add_message_commands
-from txmq.ops.cli.serve import add_jobs_commands, add_recheck_command, add_serve_commands
+from txmq.ops.cli.messages import add_message_commands
+from txmq.ops.cli.serve import add_serve_commands
 from txmq.ops.cli.shared import (
     AsJson,
     ConfigFile,
     Location,
     arrange,
     console,
-    print_result,
     say,
+    show,
     titled_pairs,
 )
-from txmq.ops.cli.status import (
-    add_dashboard_command,
-    add_doctor_command,
-    add_sql_views_command,
-    add_status_command,
-)
+from txmq.ops.cli.status import add_look_commands
 from txmq.ops.cli.topics import add_topic_commands
 from txmq.ops.cli.transactions import add_transaction_commands
-from txmq.ops.cli.upkeep import add_copy_commands, add_upgrade_command
+from txmq.ops.cli.upkeep import add_upkeep_commands
 from txmq.ops.cli.verify import add_verify_command
 from txmq.store.store import create_store, open_store
 
@@ -72,7 +67,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The console entry point."""
+    """Run the `txmq` command."""
     app(prog_name="txmq")
 
 
@@ -118,9 +113,27 @@ def maintenance(location: Location, config: ConfigFile = None, *, as_json: AsJso
     """Compact, clean and retire, once; for schedulers. `serve` does it too."""
     store = open_store(location, config)
     result = Maintenance(store).run_once()
-    print_result(result, _maintenance_view, as_json=as_json)
+    show(result, _maintenance_view, as_json=as_json)
     if result.failed:
         raise typer.Exit(1)
+
+
+def _maintenance_view(result: MaintenanceResult) -> RenderableType:
+    retained = result.retained
+    lines = {
+        "small files merged": f"{result.compacted.files_before:,} into "
+        f"{result.compacted.files_after:,}",
+        "checkpoints made": f"{result.checkpoints:,}",
+        "log entries cleaned": f"{result.commits_cleaned:,}",
+        "data files removed": f"{result.data_files_removed:,}",
+        "leftovers removed": f"{result.leftovers_removed:,}",
+        "files of topics removed": f"{result.topic_files_removed:,}",
+        "transactions expired": f"{retained.expired:,}",
+        "days retired": f"half {len(retained.half_days)}, op {len(retained.op_days)}, "
+        f"settled {len(retained.settled_days)}",
+    }
+    failures = {f"failed: {table}": problem for table, problem in result.failed.items()}
+    return titled_pairs("maintenance", {**lines, **failures})
 
 
 @app.command()
@@ -156,42 +169,14 @@ def demo(  # noqa: PLR0913 - the options of a command
 
 
 add_serve_commands(app)
-add_recheck_command(app)
-add_status_command(app)
-add_dashboard_command(app)
-add_doctor_command(app)
+add_look_commands(app)
 add_transaction_commands(app)
 add_message_commands(app)
 add_topic_commands(app)
 add_group_commands(app)
 add_dead_letter_commands(app)
-add_erase_command(app)
 add_verify_command(app)
 add_user_table_commands(app)
-add_copy_commands(app)
-add_upgrade_command(app)
-add_sql_views_command(app)
-add_jobs_commands(app)
+add_upkeep_commands(app)
 arrange(app)
 add_examples(app)
-
-
-# --- views ----------------------------------------------------------------------------------------
-
-
-def _maintenance_view(result: MaintenanceResult) -> RenderableType:
-    retained = result.retained
-    lines = {
-        "small files merged": f"{result.compacted.files_before:,} into "
-        f"{result.compacted.files_after:,}",
-        "checkpoints made": f"{result.checkpoints:,}",
-        "log entries cleaned": f"{result.commits_cleaned:,}",
-        "data files removed": f"{result.data_files_removed:,}",
-        "leftovers removed": f"{result.leftovers_removed:,}",
-        "files of topics removed": f"{result.topic_files_removed:,}",
-        "transactions expired": f"{retained.expired:,}",
-        "days retired": f"half {len(retained.half_days)}, op {len(retained.op_days)}, "
-        f"settled {len(retained.settled_days)}",
-    }
-    failures = {f"failed: {table}": problem for table, problem in result.failed.items()}
-    return titled_pairs("maintenance", {**lines, **failures})

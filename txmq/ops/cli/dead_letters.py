@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated
 
@@ -15,7 +16,6 @@ from txmq.ground.clock import SystemClock, timestamp
 from txmq.message.names import shown_name
 from txmq.ops.admin.dead_letter_notes import Chosen
 from txmq.ops.admin.dead_letters import (
-    DeadLetter,
     DeadLetters,
     PurgeResult,
     ReplayResult,
@@ -24,14 +24,12 @@ from txmq.ops.admin.dead_letters import (
 )
 from txmq.ops.cli.shared import (
     AsJson,
+    Column,
     Location,
-    console,
-    list_console,
     location_and,
     pairs,
-    print_json,
-    print_result,
-    rows_view,
+    show,
+    table,
 )
 from txmq.store.store import Store, open_store
 
@@ -49,6 +47,16 @@ OlderThan = Annotated[
 Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
 Why = Annotated[str, typer.Option("--reason", help="Why; it is kept, with your user name.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it; without this it is shown only.")]
+
+_COLUMNS: Mapping[str, Column] = {
+    "message": "message_id",
+    "from": "origin_topic",
+    "since": lambda letter: letter.store_timestamp.isoformat(timespec="seconds"),
+    "sent back": lambda letter: letter.reconsume_times or None,
+    "reason": "reason",
+    "keys": "keys",
+    "": lambda letter: "sent again" if letter.is_replayed else "",
+}
 
 dead_letters_app = typer.Typer(
     no_args_is_help=True, help="Messages that a consumer group could not handle."
@@ -79,21 +87,21 @@ def list_dead_letters(
     """List the dead letters of a consumer group, oldest first. Bodies are never shown."""
     store = open_store(location)
     if group is None:
-        _list_groups(store, as_json=as_json)
+        _show_groups(store, as_json=as_json)
         return
     dead_letters = _of_group(store, group)
     letters = dead_letters.all(max_count=limit if as_json else limit or SHOWN_LETTERS)
     total = dead_letters.count()
+    result: dict[str, object] = {"total": total, "dead_letters": letters}
     if as_json:
-        values = [letter.to_dict() for letter in letters]
-        audit = [dict(entry) for entry in dead_letters.audit()]
-        print_json({"total": total, "dead_letters": values, "audit": audit})
-    else:
-        list_console().print(_list_view(letters, total))
+        result["audit"] = dead_letters.audit()
+    more = f", {total - len(letters):,} more" if total > len(letters) else ""
+    summary = f"{total:,} dead letters{more}"
+    show(result, lambda _: table(letters, _COLUMNS, summary), as_json=as_json)
 
 
 @dead_letters_app.command("show")
-def show(
+def show_one(
     location: Location,
     message_id: Annotated[
         str | None, typer.Argument(help="Its id, as `list` shows it.", show_default=False)
@@ -106,7 +114,7 @@ def show(
     """Show one dead letter, and where it comes from."""
     location, message_id = location_and(location, message_id, "MESSAGE_ID")
     letter = _of_group(open_store(location), group).show(message_id, with_body=body)
-    print_result(letter, _letter_view, as_json=as_json)
+    show(letter, lambda shown: pairs(shown.to_dict()), as_json=as_json)
 
 
 @dead_letters_app.command("replay")
@@ -129,7 +137,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     chosen = _chosen(message_ids, older_than_h, everything=everything)
     dead_letters = _of_group(open_store(location), group)
     result = dead_letters.replay(chosen, reason=reason, to=to, apply=apply)
-    print_result(result, _replay_view, as_json=as_json)
+    show(result, _replay_view, as_json=as_json)
 
 
 @dead_letters_app.command("purge")
@@ -147,11 +155,27 @@ def purge(  # noqa: PLR0913 - the options of a command
     """Hide dead letters for good; without --apply only show how many."""
     chosen = _chosen(message_ids, older_than_h, everything=everything)
     result = _of_group(open_store(location), group).purge(chosen, reason=reason, apply=apply)
-    print_result(result, _purge_view, as_json=as_json)
+    show(result, _purge_view, as_json=as_json)
+
+
+def _show_groups(store: Store, *, as_json: bool) -> None:
+    counts = {
+        shown_name(name): DeadLetters(store, name).count()
+        for name in groups_with_dead_letters(store)
+    }
+    lines = {name: f"{count:,} dead letters" for name, count in counts.items()}
+    show(
+        {"groups": counts},
+        lambda _: pairs(lines) if lines else Text("no dead letters"),
+        as_json=as_json,
+    )
 
 
 def _of_group(store: Store, group: str) -> DeadLetters:
-    """Raises: ConsumerGroupNotFoundError; a misspelt name would look like a group without any."""
+    """Return the dead letters of a group that is there.
+
+    A misspelt name would look like a group without any. Raises: ConsumerGroupNotFoundError.
+    """
     dead_letters = DeadLetters(store, group)
     if dead_letters.consumer_group not in {*group_names(store), *groups_with_dead_letters(store)}:
         raise ConsumerGroupNotFoundError(group)
@@ -167,41 +191,6 @@ def _chosen(
     if older_than_h is not None:
         before = timestamp(SystemClock().now_ms()) - timedelta(hours=older_than_h)
     return Chosen(tuple(message_ids or ()), before, everything)
-
-
-# --- views ---------------------------------------------------------------------------------------
-
-
-def _list_groups(store: Store, *, as_json: bool) -> None:
-    counts = {name: DeadLetters(store, name).count() for name in groups_with_dead_letters(store)}
-    shown = {shown_name(name): count for name, count in counts.items()}
-    if as_json:
-        print_json({"groups": shown})
-        return
-    lines = {name: f"{count:,} dead letters" for name, count in shown.items()}
-    console().print(pairs(lines) if lines else Text("no dead letters"))
-
-
-def _list_view(letters: tuple[DeadLetter, ...], total: int) -> RenderableType:
-    columns = ("message", "from", "since", "sent back", "reason", "keys", "")
-    rows = [
-        (
-            letter.message_id,
-            letter.origin_topic or "",
-            letter.store_timestamp.isoformat(timespec="seconds"),
-            str(letter.reconsume_times or ""),
-            letter.reason or "",
-            letter.keys or "",
-            "sent again" if letter.is_replayed else "",
-        )
-        for letter in letters
-    ]
-    more = f", {total - len(letters):,} more" if total > len(letters) else ""
-    return rows_view(columns, rows, f"{total:,} dead letters{more}")
-
-
-def _letter_view(letter: DeadLetter) -> RenderableType:
-    return pairs(letter.to_dict())
 
 
 def _replay_view(result: ReplayResult) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`txmq marker-table` and `inbox-table`: statements that make tables in a user's database."""
+"""`txmq marker-table` and `inbox-table`, and the examples in the help of each command."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from typer import Typer
     from typer.models import CommandInfo
 
-
-# --- examples:
 
 EXAMPLES: Mapping[str, Sequence[str]] = {
     "init": ("txmq init /data/txmq", "txmq init s3://lake/txmq --config txmq.yaml"),
@@ -107,26 +105,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "inbox-table": ("txmq inbox-table sqlite",),
 }
 
-
-def add_examples(app: Typer, group: str = "") -> None:
-    """Show the examples below the help of each command."""
-    for command in app.registered_commands:
-        lines = EXAMPLES.get(f"{group}{name_of(command)}", ())
-        if lines:
-            # A blank line keeps what follows on a line of its own.
-            command.epilog = "\n\n".join(["Examples:", *lines])
-    for nested in app.registered_groups:
-        if nested.typer_instance is not None:
-            add_examples(nested.typer_instance, f"{nested.name} ")
-
-
-def name_of(command: CommandInfo) -> str:
-    """As it is typed."""
-    return command.name or getattr(command.callback, "__name__", "").replace("_", "-")
-
-
-# --- user_tables:
-
 Dialect = Annotated[
     str, typer.Argument(help="postgresql, mysql (MariaDB too) or sqlite.", show_default=False)
 ]
@@ -147,3 +125,20 @@ def marker_table(dialect: Dialect, table: TableName = MARKER_TABLE) -> None:
 def inbox_table(dialect: Dialect, table: TableName = INBOX_TABLE) -> None:
     """Print the statement that makes the table of a DatabaseInbox."""
     typer.echo(f"{inbox_table_ddl(dialect, table)};")
+
+
+def add_examples(app: Typer, group: str = "") -> None:
+    """Show the examples below the help of each command."""
+    for command in app.registered_commands:
+        lines = EXAMPLES.get(f"{group}{name_of(command)}", ())
+        if lines:
+            # A blank line keeps what follows on a line of its own.
+            command.epilog = "\n\n".join(["Examples:", *lines])
+    for nested in app.registered_groups:
+        if nested.typer_instance is not None:
+            add_examples(nested.typer_instance, f"{nested.name} ")
+
+
+def name_of(command: CommandInfo) -> str:
+    """Return the name of a command as it is typed."""
+    return command.name or getattr(command.callback, "__name__", "").replace("_", "-")

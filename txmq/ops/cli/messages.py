@@ -1,9 +1,9 @@
-"""`txmq erase`: erase the messages of one key, and prove it."""
+"""`txmq produce`, `message`, `recall` and `erase`: send, find, take back and erase messages."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
@@ -18,19 +18,19 @@ from rich.text import Text
 from txmq.message.ids import message_address
 from txmq.message.message import Message
 from txmq.message.names import group_in_namespace, shown_name, stored_name, wrapped
-from txmq.ops.admin.erasure import ErasedTable, Erasure, ErasureReport
+from txmq.ops.admin.erasure import Erasure, ErasureReport
 from txmq.ops.admin.messages import MAX_COUNT, FoundMessage, MessagePlace, MessageQuery
 from txmq.ops.cli.shared import (
     AsJson,
+    Column,
     Location,
     console,
-    list_console,
     location_and,
-    moment,
     pairs,
     print_json,
-    rows_view,
     say,
+    show,
+    table,
 )
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.recall import RecallCheck
@@ -43,17 +43,26 @@ if TYPE_CHECKING:
     from txmq.store.store import Store
 
 
-# --- messages:
-
 CLI_GROUP = "txmq-cli"
 BATCH_MESSAGES = 1_000
 BATCH_BYTES = 8 * 1024 * 1024
 SHOWN_BODY_BYTES = 4_096
+EXIT_LEFT = 1
+_KINDS: Mapping[bool | None, str] = {True: "ordinary", False: "transactional"}
 
 ProducerGroup = Annotated[str, typer.Option("--group", help="The producer group that sends.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", help="The namespace of the names (R94).")
 ]
+
+_TABLE_COLUMNS: Mapping[str, Column] = {
+    "table": "table",
+    "messages": "messages",
+    "commit": lambda erased: None if erased.version is None else str(erased.version),
+    "old files": "old_files",
+    "unreadable": lambda erased: erased.unreadable or None,
+    "gone after": "gone_after",
+}
 
 
 def add_message_commands(app: typer.Typer) -> None:
@@ -61,6 +70,10 @@ def add_message_commands(app: typer.Typer) -> None:
     app.command()(produce)
     app.command()(message)
     app.command()(recall)
+    app.command()(erase)
+
+
+# --- produce and recall
 
 
 def produce(  # noqa: PLR0913 - the options of a command
@@ -126,77 +139,6 @@ def produce(  # noqa: PLR0913 - the options of a command
             sent.add(producer.send(batch, queue_id=queue_id).message_ids)
 
 
-def message(  # noqa: PLR0913 - the options of a command
-    location: Location,
-    *,
-    message_id: Annotated[str | None, typer.Option("--id", help="The id of one message.")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="One of its keys.")] = None,
-    transaction_id: Annotated[
-        str | None, typer.Option("--transaction", help="All messages of a transaction.")
-    ] = None,
-    topic: Annotated[
-        str | None, typer.Option("--topic", help="With --key: look into this topic only.")
-    ] = None,
-    namespace: Namespace = None,
-    max_count: Annotated[
-        int, typer.Option("--max-count", min=1, help="The newest so many.")
-    ] = MAX_COUNT,
-    with_body: Annotated[bool, typer.Option("--body", help="Show bodies too.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show where messages are: half, scheduled, visible, dead letter; and their trace."""
-    if sum(option is not None for option in (message_id, key, transaction_id)) != 1:
-        raise typer.BadParameter("give one of the three", param_hint="--id / --key / --transaction")
-    if topic is not None and key is None:
-        raise typer.BadParameter("goes with --key only", param_hint="--topic")
-    query = MessageQuery(open_store(location))
-    if message_id is not None:
-        messages: Sequence[FoundMessage] = [query.by_id(message_id, with_body=with_body)]
-    elif transaction_id is not None:
-        messages = query.by_transaction(transaction_id, max_count=max_count, with_body=with_body)
-    else:
-        stored = None if topic is None else wrapped(stored_name(topic), namespace)
-        messages = query.by_key(key or "", topic=stored, max_count=max_count, with_body=with_body)
-    if as_json:
-        values = [message.to_dict() for message in messages]
-        print_json({"count": len(messages), "messages": values})
-    else:
-        list_console().print(_messages_view(messages))
-
-
-def recall(
-    location: Location,
-    message_id: Annotated[
-        str | None, typer.Argument(help="The id of a delayed message.", show_default=False)
-    ] = None,
-    *,
-    group: ProducerGroup = CLI_GROUP,
-    namespace: Namespace = None,
-    is_dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would do, and write nothing.")
-    ] = False,
-) -> None:
-    """Recall a delayed message before it is due. It acts at once, unless with --dry-run."""
-    location, message_id = location_and(location, message_id, "MESSAGE_ID")
-    store = open_store(location)
-    if is_dry_run:
-        say(_recall_plan(store, message_id, group_in_namespace(group, namespace)))
-        return
-    with TransactionProducer(store, producer_group=group, namespace=namespace) as producer:
-        producer.recall(message_id)
-    say(f"{message_id} is recalled")
-
-
-def _recall_plan(store: Store, message_id: str, stored_group: str) -> str:
-    address = (*message_address(message_id), stored_group)
-    if RecallCheck(store).is_recalled(*address):
-        return f"{message_id} is recalled already; nothing would be written"
-    return f"{message_id} would be recalled; nothing was written. Without --dry-run it is"
-
-
-# --- produce -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Form:
     """The values that all messages of one call share."""
@@ -260,9 +202,9 @@ class _Sent:
             print_json({"count": self._count, "message_ids": self._ids})
 
 
-def _bodies(given: Sequence[str] | None, files: Sequence[Path] | None) -> Iterator[bytes]:
-    if given or files:
-        yield from (text.encode() for text in given or ())
+def _bodies(texts: Sequence[str] | None, files: Sequence[Path] | None) -> Iterator[bytes]:
+    if texts or files:
+        yield from (text.encode() for text in texts or ())
         yield from (path.read_bytes() for path in files or ())
         return
     for line in sys.stdin.buffer:
@@ -270,7 +212,7 @@ def _bodies(given: Sequence[str] | None, files: Sequence[Path] | None) -> Iterat
 
 
 def _batches(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Batches of one commit; a line that a person types is sent at once."""
+    """Cut messages into batches of one commit; a line that a person types is sent at once."""
     max_messages = 1 if sys.stdin.isatty() else BATCH_MESSAGES
     batch: list[Message] = []
     size_bytes = 0
@@ -304,23 +246,88 @@ def _moment(text: str) -> datetime:
         raise typer.BadParameter(problem, param_hint="--deliver-at") from None
 
 
-# --- message -------------------------------------------------------------------------------------
+def recall(
+    location: Location,
+    message_id: Annotated[
+        str | None, typer.Argument(help="The id of a delayed message.", show_default=False)
+    ] = None,
+    *,
+    group: ProducerGroup = CLI_GROUP,
+    namespace: Namespace = None,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would do, and write nothing.")
+    ] = False,
+) -> None:
+    """Recall a delayed message before it is due. It acts at once, unless with --dry-run."""
+    location, message_id = location_and(location, message_id, "MESSAGE_ID")
+    store = open_store(location)
+    if is_dry_run:
+        say(_recall_plan(store, message_id, group_in_namespace(group, namespace)))
+        return
+    with TransactionProducer(store, producer_group=group, namespace=namespace) as producer:
+        producer.recall(message_id)
+    say(f"{message_id} is recalled")
+
+
+def _recall_plan(store: Store, message_id: str, stored_group: str) -> str:
+    address = (*message_address(message_id), stored_group)
+    if RecallCheck(store).is_recalled(*address):
+        return f"{message_id} is recalled already; nothing would be written"
+    return f"{message_id} would be recalled; nothing was written. Without --dry-run it is"
+
+
+# --- message
+
+
+def message(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    *,
+    message_id: Annotated[str | None, typer.Option("--id", help="The id of one message.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="One of its keys.")] = None,
+    transaction_id: Annotated[
+        str | None, typer.Option("--transaction", help="All messages of a transaction.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="With --key: look into this topic only.")
+    ] = None,
+    namespace: Namespace = None,
+    max_count: Annotated[
+        int, typer.Option("--max-count", min=1, help="The newest so many.")
+    ] = MAX_COUNT,
+    with_body: Annotated[bool, typer.Option("--body", help="Show bodies too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show where messages are: half, scheduled, visible, dead letter; and their trace."""
+    if sum(option is not None for option in (message_id, key, transaction_id)) != 1:
+        raise typer.BadParameter("give one of the three", param_hint="--id / --key / --transaction")
+    if topic is not None and key is None:
+        raise typer.BadParameter("goes with --key only", param_hint="--topic")
+    query = MessageQuery(open_store(location))
+    if message_id is not None:
+        messages: Sequence[FoundMessage] = [query.by_id(message_id, with_body=with_body)]
+    elif transaction_id is not None:
+        messages = query.by_transaction(transaction_id, max_count=max_count, with_body=with_body)
+    else:
+        stored = None if topic is None else wrapped(stored_name(topic), namespace)
+        messages = query.by_key(key or "", topic=stored, max_count=max_count, with_body=with_body)
+    result = {"count": len(messages), "messages": messages}
+    show(result, lambda _: _messages_view(messages), as_json=as_json)
 
 
 def _messages_view(messages: Sequence[FoundMessage]) -> RenderableType:
-    """Each message as lines of a name and a value."""
+    """Show each message as lines of a name and a value."""
     count = "1 message" if len(messages) == 1 else f"{len(messages):,} messages"
     return Group(*chain.from_iterable(map(_message_view, messages)), Text(count))
 
 
 def _message_view(message: FoundMessage) -> Iterator[RenderableType]:
     yield Text(f"{message.message_id}: {message.where}", style="bold")
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    lines = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    lines.add_column(no_wrap=True)
+    lines.add_column(overflow="fold")
     for name, value in _facts(message).items():
-        table.add_row(name, Text(str(value)))
-    yield table
+        lines.add_row(name, Text(str(value)))
+    yield lines
 
 
 def _facts(message: FoundMessage) -> dict[str, Any]:
@@ -332,7 +339,7 @@ def _facts(message: FoundMessage) -> dict[str, Any]:
         "sharding key": message.sharding_key,
         "properties": ", ".join(f"{name}={value}" for name, value in message.properties.items()),
         "born": _time(message.born_timestamp),
-        "kind": None if message.ordinary is None else _kind(is_ordinary=message.ordinary),
+        "kind": _KINDS.get(message.ordinary),
         "transaction": None
         if message.state is None
         else f"{message.state.value} by {message.source or '?'}",
@@ -348,10 +355,6 @@ def _facts(message: FoundMessage) -> dict[str, Any]:
     if message.body is not None:
         facts["body"] = _shown_body(message.body)
     return {name: value for name, value in facts.items() if value not in (None, "")}
-
-
-def _kind(*, is_ordinary: bool) -> str:
-    return "ordinary" if is_ordinary else "transactional"
 
 
 def _place(place: MessagePlace) -> str:
@@ -382,14 +385,7 @@ def _time(moment: datetime) -> str:
     return moment.isoformat(sep=" ", timespec="milliseconds")
 
 
-# --- erase:
-
-EXIT_LEFT = 1
-
-
-def add_erase_command(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command()(erase)
+# --- erase
 
 
 def erase(  # noqa: PLR0913 - the options of a command
@@ -421,10 +417,7 @@ def erase(  # noqa: PLR0913 - the options of a command
     _check_options(reason, apply=apply, check=check)
     erasure = Erasure(open_store(location), key, topic=topic)
     report = erasure.look() if reason is None else erasure.apply(reason=reason)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        list_console().print(_view(report))
+    show(report, _erasure_view, as_json=as_json)
     if report.on_their_way or (check and not report.is_gone):
         raise typer.Exit(EXIT_LEFT)
 
@@ -437,26 +430,12 @@ def _check_options(reason: str | None, *, apply: bool, check: bool) -> None:
         raise typer.BadParameter(problem, param_hint="--reason")
 
 
-# --- views ----------------------------------------------------------------------------------------
-
-
-def _view(report: ErasureReport) -> RenderableType:
+def _erasure_view(report: ErasureReport) -> RenderableType:
     if report.is_gone:
         return Text("0 messages, 0 old files: no file of the store's tables holds this key")
-    columns = ("table", "messages", "commit", "old files", "unreadable", "gone after")
     done = "erased" if report.is_written else "found"
     total = f"{report.messages:,} rows {done}, {report.old_files:,} old files hold them"
-    rows = [_cells(table) for table in report.tables]
-    return Group(rows_view(columns, rows, total), *_hints(report))
-
-
-def _cells(table: ErasedTable) -> tuple[str, ...]:
-    version = "" if table.version is None else str(table.version)
-    unreadable = str(table.unreadable or "")
-    return (
-        table.table, f"{table.messages:,}", version, f"{table.old_files:,}", unreadable,
-        moment(table.gone_after),
-    )  # fmt: skip
+    return Group(table(report.tables, _TABLE_COLUMNS, total), *_hints(report))
 
 
 def _hints(report: ErasureReport) -> list[RenderableType]:
@@ -473,8 +452,8 @@ def _hints(report: ErasureReport) -> list[RenderableType]:
 
 
 def _waiting(report: ErasureReport) -> str:
-    """What is left to wait for, or to do."""
-    if any(table.old_files and table.gone_after is None for table in report.tables):
+    """Tell what is left to wait for, or to do."""
+    if any(erased.old_files and erased.gone_after is None for erased in report.tables):
         return "the log is not closed after the old files: run it with --apply --reason"
     if report.old_files:
         return "a broker or txmq maintenance removes the old files after the time shown"

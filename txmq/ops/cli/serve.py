@@ -1,4 +1,4 @@
-"""`txmq recheck`: ask about all due transactions, once."""
+"""`txmq serve`, `recheck`, `metrics` and `jobs`: run the services of a store, or hand them over."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from txmq.ops.cli.shared import (
     AsJson,
     ConfigFile,
     Location,
-    list_console,
     moment,
-    print_json,
-    print_result,
     rows_view,
     say,
+    show,
     titled_pairs,
 )
 from txmq.ops.metrics.server import MetricsEndpoint
@@ -39,15 +37,23 @@ if TYPE_CHECKING:
     from txmq.ops.metrics.formats import OpenTelemetryMetrics
 
 
-# --- serve:
+EXIT_UNHEARD = 1
+SHOWN_INCOMPLETE = 5
+# In a clone these are links to the folders at its top.
+_FILES = Path(__file__).parent / "files"
+_FOLDERS = {"jobs": "*.py", "conf": "*.*"}
 
 FilePath = str | None
+
+jobs_app = typer.Typer(no_args_is_help=True, help="The scripts for spark-submit, and settings.")
 
 
 def add_serve_commands(app: typer.Typer) -> None:
     """Add the commands to the app."""
     app.command()(serve)
+    app.command()(recheck)
     app.command()(metrics)
+    app.add_typer(jobs_app, name="jobs")
 
 
 def serve(  # noqa: PLR0913 - the options of a command
@@ -105,22 +111,19 @@ def serve(  # noqa: PLR0913 - the options of a command
 
     if context.obj is None:
         logging.getLogger("txmq").setLevel(logging.INFO)
-    spark = local_session("txmq-broker") if _wants_spark(asked=with_spark) else None
+    wants_spark = find_spec("pyspark") is not None if with_spark is None else with_spark
+    spark = local_session("txmq-broker") if wants_spark else None
     broker = Broker(store, spark=spark, metrics=shown or None, hooks=hooks)
     if once:
-        print_result(broker.run_once(), _broker_view, as_json=as_json)
+        show(broker.run_once(), _broker_view, as_json=as_json)
         return
     engine = "without Spark" if spark is None else "on Spark"
     say(f"Serving {store.location} {engine}; Ctrl-C stops it.")
     run_until_signal(broker.start)
 
 
-def _wants_spark(*, asked: bool | None) -> bool:
-    return find_spec("pyspark") is not None if asked is None else asked
-
-
 def _opentelemetry() -> tuple[list[Hook], list[MetricsEndpoint | OpenTelemetryMetrics]]:
-    """The hook for spans, and where figures are shown. Raises: EnvironmentProblemError."""
+    """Return the hook for spans, and where figures go. Raises: EnvironmentProblemError."""
     from txmq.ops.metrics.formats import OpenTelemetryMetrics
     from txmq.ops.tracing import OpenTelemetryHook, check_provider
 
@@ -132,6 +135,44 @@ def _opentelemetry() -> tuple[list[Hook], list[MetricsEndpoint | OpenTelemetryMe
     return [hook], [OpenTelemetryMetrics()]
 
 
+def _broker_view(result: BrokerResult) -> RenderableType:
+    names = result.to_dict().items()
+    return titled_pairs("broker", {name.replace("_", " "): f"{count:,}" for name, count in names})
+
+
+def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
+    """Ask the configured listeners about all due transactions, once; for schedulers.
+
+    Exit code 1 if the last check of a group with open transactions found no listener.
+    """
+    result = RecheckJob(open_store(location, config)).run_once()
+    show(result, _recheck_view, as_json=as_json)
+    if result.unheard_groups:
+        raise typer.Exit(EXIT_UNHEARD)
+
+
+def _recheck_view(result: RecheckResult) -> RenderableType:
+    checks = result.checks
+    lines = {
+        "asked": f"{checks.asked:,}",
+        "committed": f"{checks.committed:,}",
+        "rolled back": f"{checks.rolled_back:,}",
+        "unknown, asked again later": f"{checks.unknown:,}",
+        "not asked yet": f"{checks.unasked:,}",
+        "discarded": f"{checks.discarded:,}",
+        "still open": f"{result.open_transactions:,}",
+    }
+    if result.next_check is not None:
+        lines["asked again"] = f"the next one at {moment(result.next_check)}; each: txmq open"
+    if result.unheard_groups:
+        lines["groups without a listener"] = ", ".join(map(shown_name, result.unheard_groups))
+    if result.incomplete:
+        lines["with messages missing"] = ", ".join(result.incomplete[:SHOWN_INCOMPLETE])
+    if not result.is_complete:
+        lines["not finished"] = "another service asks now; nothing is lost"
+    return titled_pairs("recheck", lines)
+
+
 def metrics(location: Location) -> None:
     """Print the figures of a store once, in Prometheus's text format."""
     store = open_store(location)
@@ -140,34 +181,12 @@ def metrics(location: Location) -> None:
     typer.echo(MetricsService(store).run_once(), nl=False)
 
 
-def _broker_view(result: BrokerResult) -> RenderableType:
-    names = result.to_dict().items()
-    return titled_pairs("broker", {name.replace("_", " "): f"{count:,}" for name, count in names})
-
-
-# --- jobs:
-
-# In a clone these are links to the folders at its top.
-_FILES = Path(__file__).parent / "files"
-_FOLDERS = {"jobs": "*.py", "conf": "*.*"}
-
-jobs_app = typer.Typer(no_args_is_help=True, help="The scripts for spark-submit, and settings.")
-
-
-def add_jobs_commands(app: typer.Typer) -> None:
-    """Add the commands to the app."""
-    app.add_typer(jobs_app, name="jobs")
-
-
 @jobs_app.command("list")
 def list_jobs(*, as_json: AsJson = False) -> None:
     """List the scripts and settings files, each with what it is for."""
-    described = {name: _purpose(path) for name, path in _paths().items()}
-    if as_json:
-        print_json(described)
-        return
-    summary = f"{len(described)} files; txmq jobs path NAME says where one is"
-    list_console().print(rows_view(("name", "for"), described.items(), summary))
+    purposes = {name: _purpose(path) for name, path in _paths().items()}
+    summary = f"{len(purposes)} files; txmq jobs path NAME says where one is"
+    show(purposes, lambda _: rows_view(("name", "for"), purposes.items(), summary), as_json=as_json)
 
 
 @jobs_app.command("path")
@@ -199,65 +218,21 @@ def copy_jobs(
 
 
 def _paths() -> Mapping[str, Path]:
-    """By name: scripts without their ending."""
-    found = {
+    """Return all files by their names: scripts without their ending."""
+    paths = {
         path.name.removesuffix(".py"): path
         for folder, pattern in _FOLDERS.items()
         for path in sorted((_FILES / folder).glob(pattern))
     }
-    if not found:
+    if not paths:
         problem = "this copy of txmq has no jobs and no settings files"
         raise EnvironmentProblemError(problem, "Install it from a wheel, or work in a whole clone")
-    return found
+    return paths
 
 
 def _purpose(path: Path) -> str:
-    """The first line of a script's docstring, or of a settings file's comment."""
+    """Return the first line of a script's docstring, or of a settings file's comment."""
     text = path.read_text("utf-8")
     if path.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return text.partition("\n")[0].lstrip("# ")
-
-
-# --- recheck:
-
-EXIT_UNHEARD = 1
-SHOWN_INCOMPLETE = 5
-
-
-def add_recheck_command(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command()(recheck)
-
-
-def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
-    """Ask the configured listeners about all due transactions, once; for schedulers.
-
-    Exit code 1 if the last check of a group with open transactions found no listener.
-    """
-    result = RecheckJob(open_store(location, config)).run_once()
-    print_result(result, _view, as_json=as_json)
-    if result.unheard_groups:
-        raise typer.Exit(EXIT_UNHEARD)
-
-
-def _view(result: RecheckResult) -> RenderableType:
-    checks = result.checks
-    lines = {
-        "asked": f"{checks.asked:,}",
-        "committed": f"{checks.committed:,}",
-        "rolled back": f"{checks.rolled_back:,}",
-        "unknown, asked again later": f"{checks.unknown:,}",
-        "not asked yet": f"{checks.unasked:,}",
-        "discarded": f"{checks.discarded:,}",
-        "still open": f"{result.open_transactions:,}",
-    }
-    if result.next_check is not None:
-        lines["asked again"] = f"the next one at {moment(result.next_check)}; each: txmq open"
-    if result.unheard_groups:
-        lines["groups without a listener"] = ", ".join(map(shown_name, result.unheard_groups))
-    if result.incomplete:
-        lines["with messages missing"] = ", ".join(result.incomplete[:SHOWN_INCOMPLETE])
-    if not result.is_complete:
-        lines["not finished"] = "another service asks now; nothing is lost"
-    return titled_pairs("recheck", lines)

@@ -1,13 +1,15 @@
-"""The groups in which `txmq --help` shows the commands."""
+"""What all commands share: their arguments, how results are shown, and the panels of the help."""
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -16,27 +18,24 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.ground.printable import printable
+from txmq.ground.results import plain
 from txmq.ops.cli.examples import name_of
 
 if TYPE_CHECKING:
     from typer import Typer
 
 
-# --- shared:
-
 LOCATION_VARIABLE = "TXMQ_LOCATION"
 PIPED_WIDTH = 240
-
-
-class Result(Protocol):
-    """A result that can be printed as JSON."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        ...
-
-
-Shown = TypeVar("Shown", bound=Result)
+PANELS: Mapping[str, Sequence[str]] = {
+    "Begin and run": ("init", "serve", "demo", "recheck", "maintenance", "jobs"),
+    "Keep and renew": ("backup", "restore", "upgrade"),
+    "Look": ("status", "dashboard", "metrics", "doctor", "verify", "sql-views"),
+    "Transactions": ("open", "show", "resolve", "resume", "discarded"),
+    "Messages and topics": ("produce", "message", "recall", "erase", "topics", "rebuild-topic"),
+    "Consumers": ("consume", "groups", "lag", "offsets", "dead-letters"),
+    "Your own tables": ("marker-table", "inbox-table"),
+}
 
 Location = Annotated[
     str,
@@ -45,9 +44,16 @@ Location = Annotated[
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as in conf/txmq.yaml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+Result = TypeVar("Result")
+# The name of an attribute of a row, or a function of the row.
+Column = str | Callable[[Any], object]
+
+
+# --- arguments
+
 
 def location_and(location: str, word: str | None, what: str) -> tuple[str, str]:
-    """The store and one more argument.
+    """Return the store and one more argument.
 
     A single argument is the second one; then the environment variable names the store.
     """
@@ -62,7 +68,34 @@ def _location_of_environment(what: str) -> str:
     return location
 
 
-# --- printing -------------------------------------------------------------------------------------
+# --- results
+
+
+def show(result: Result, view: Callable[[Result], RenderableType], *, as_json: bool) -> None:
+    """Print the result of a command: as JSON for a program, by its view for a person.
+
+    Args:
+        result: a dataclass, or a mapping of names to values and dataclasses.
+        view: makes what a person sees.
+        as_json: whether a program reads it.
+    """
+    if as_json:
+        print_json(json_value(result))
+    else:
+        list_console().print(view(result))
+
+
+def json_value(result: Any) -> Any:
+    """Return a result as JSON can hold it; what has `to_dict` says itself how."""
+    if hasattr(result, "to_dict"):
+        return result.to_dict()
+    match result:
+        case Mapping():
+            return {name: json_value(value) for name, value in result.items()}
+        case list() | tuple():
+            return [json_value(value) for value in result]
+        case _:
+            return plain(result)
 
 
 def print_json(values: dict[str, Any], indent: int | None = 2) -> None:
@@ -70,17 +103,94 @@ def print_json(values: dict[str, Any], indent: int | None = 2) -> None:
     typer.echo(json.dumps(values, indent=indent))
 
 
-def print_result(result: Shown, view: Callable[[Shown], RenderableType], *, as_json: bool) -> None:
-    """Print the result of a command, for a program or for a person."""
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        list_console().print(view(result))
-
-
 def say(text: str) -> None:
     """Print one line as it is."""
     console().print(text, markup=False, soft_wrap=True)
+
+
+def table(rows: Iterable[object], columns: Mapping[str, Column], summary: str) -> RenderableType:
+    """Make a table of dataclasses, and a line below it unless the summary is empty.
+
+    Args:
+        rows: the dataclasses.
+        columns: the title of each column, and what of a row it shows.
+        summary: the line below.
+    """
+    getters = [attrgetter(column) if isinstance(column, str) else column
+               for column in columns.values()]  # fmt: skip
+    return rows_view(tuple(columns), ([get(row) for get in getters] for row in rows), summary)
+
+
+def rows_view(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], summary: str
+) -> RenderableType:
+    """Make a table, and a line below it unless the summary is empty.
+
+    The first column holds an id or a name, which never wraps. Columns of numbers stand right.
+    """
+    cells = list(rows)
+    view = Table(box=None, header_style="bold")
+    for place, column in enumerate(columns):
+        is_number = all(isinstance(row[place], int) for row in cells)
+        view.add_column(
+            column,
+            no_wrap=place == 0,
+            overflow="fold",
+            justify="right" if is_number else "left",
+        )
+    for row in cells:
+        view.add_row(*(Text(printable(_cell(value))) for value in row))
+    return Group(*([view] if cells else []), *([Text(summary)] if summary else []))
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case enum.Enum():
+            return str(value.value)
+        case int():
+            return f"{value:,}"
+        case datetime():
+            return moment(value)
+        case _:
+            return str(value)
+
+
+def titled_pairs(title: str, values: Mapping[str, Any]) -> RenderableType:
+    """Make a title above a table of names and values."""
+    return Group(Text(title), pairs(values)) if values else Text(f"{title}: none")
+
+
+def pairs(values: Mapping[str, Any]) -> RenderableType:
+    """Make a table of names and values; None is shown as nothing."""
+    view = Table(show_header=False, box=None)
+    for name, value in values.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key}={item}" for key, item in value.items())  # noqa: PLW2901
+        text = "" if value is None else str(value)
+        view.add_row(Text(f"  {printable(name)}"), Text(printable(text)))
+    return view
+
+
+def moment(at: datetime | None) -> str:
+    """Write a time in milliseconds, with Z for UTC; nothing for None."""
+    if at is None:
+        return ""
+    return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+def list_console() -> Console:
+    """Make a console for results: programs that read a pipe expect each row on one line."""
+    wide = console()
+    if not wide.is_terminal:
+        wide.width = max(wide.width, PIPED_WIDTH)
+    return wide
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Make a console on the stream of the moment; make a new one for each use."""
+    return _PrintableConsole(stderr=stderr, highlight=False)
 
 
 class _PrintableConsole(Console):
@@ -95,71 +205,7 @@ class _PrintableConsole(Console):
             yield segment if control else Segment(printable(text, "\n"), style)
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console on the stream of the moment; make a new one for each use."""
-    return _PrintableConsole(stderr=stderr, highlight=False)
-
-
-def list_console() -> Console:
-    """A console for results: programs that read a pipe expect each row on one line."""
-    wide = console()
-    if not wide.is_terminal:
-        wide.width = max(wide.width, PIPED_WIDTH)
-    return wide
-
-
-# --- parts of views -------------------------------------------------------------------------------
-
-
-def pairs(values: Mapping[str, Any]) -> RenderableType:
-    """A table of names and values; None is shown as nothing."""
-    table = Table(show_header=False, box=None)
-    for name, value in values.items():
-        table.add_row(Text(f"  {printable(name)}"), Text(printable(_text(value))))
-    return table
-
-
-def titled_pairs(title: str, values: Mapping[str, Any]) -> RenderableType:
-    """A title above a table of names and values."""
-    return Group(Text(title), pairs(values)) if values else Text(f"{title}: none")
-
-
-def rows_view(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], summary: str
-) -> RenderableType:
-    """A table and a line below it. The first column holds an id or a name, which never wraps."""
-    table = Table(box=None, header_style="bold")
-    for place, column in enumerate(columns):
-        table.add_column(column, no_wrap=place == 0, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return Group(*([table] if table.row_count else []), Text(summary))
-
-
-def moment(at: datetime | None) -> str:
-    """A time in milliseconds, with Z for UTC; nothing for None."""
-    if at is None:
-        return ""
-    return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={item}" for name, item in value.items())
-    return "" if value is None else str(value)
-
-
-# --- panels:
-
-PANELS: Mapping[str, Sequence[str]] = {
-    "Begin and run": ("init", "serve", "demo", "recheck", "maintenance", "jobs"),
-    "Keep and renew": ("backup", "restore", "upgrade"),
-    "Look": ("status", "dashboard", "metrics", "doctor", "verify", "sql-views"),
-    "Transactions": ("open", "show", "resolve", "resume", "discarded"),
-    "Messages and topics": ("produce", "message", "recall", "erase", "topics", "rebuild-topic"),
-    "Consumers": ("consume", "groups", "lag", "offsets", "dead-letters"),
-    "Your own tables": ("marker-table", "inbox-table"),
-}
+# --- help
 
 
 def arrange(app: Typer) -> None:

@@ -1,10 +1,11 @@
-"""`txmq dashboard` shows a store in a browser."""
+"""`txmq status`, `doctor`, `sql-views` and `dashboard`: look at a store."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from time import sleep
 from typing import Annotated, NoReturn
@@ -17,6 +18,7 @@ from rich.text import Text
 from txmq.ground.printable import printable
 from txmq.message.names import shown_name
 from txmq.ops.admin.doctor import Diagnosis, Doctor
+from txmq.ops.admin.needs import Alert, Figures, Urgency, needs_of
 from txmq.ops.admin.status import Admin, Lag, SetAsideStatus, Status
 from txmq.ops.brokers import BrokerStatus
 from txmq.ops.cli.shared import (
@@ -27,22 +29,28 @@ from txmq.ops.cli.shared import (
     moment,
     pairs,
     print_json,
-    print_result,
     say,
+    show,
     titled_pairs,
 )
 from txmq.spark.sql_views import SqlEngine, sql_views
 from txmq.store.store import open_store
 
-# --- status:
-
 SHOWN_SET_ASIDE = 20
 SHOWN_BROKERS = 5
 
+FilePath = str | None
 
-def add_status_command(app: typer.Typer) -> None:
-    """Add the command to the app."""
+
+def add_look_commands(app: typer.Typer) -> None:
+    """Add the commands to the app."""
     app.command()(status)
+    app.command()(doctor)
+    app.command("sql-views")(print_sql_views)
+    app.command()(dashboard)
+
+
+# --- status
 
 
 def status(
@@ -61,14 +69,12 @@ def status(
     admin = Admin(open_store(location))
     if watch:
         _watch(admin, interval_s, as_json=as_json)
-    elif as_json:
-        print_json(admin.status().to_dict())
     else:
-        list_console().print(_status_view(admin.status()))
+        show(admin.status(), _status_view, as_json=as_json)
 
 
 def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
-    """Until Ctrl-C. A terminal shows the newest report in place, a pipe one after the other."""
+    """Look until Ctrl-C: a terminal shows the newest report in place, a pipe one after another."""
     shown = list_console()
     with suppress(KeyboardInterrupt):
         if as_json or not shown.is_terminal:
@@ -89,9 +95,6 @@ def _print_again_and_again(admin: Admin, interval_s: float, *, as_json: bool) ->
         sleep(interval_s)
 
 
-# --- views ----------------------------------------------------------------------------------------
-
-
 def _status_view(status: Status) -> RenderableType:
     messages = {shown_name(name): f"{count:,}" for name, count in status.messages.items()}
     parts: list[RenderableType] = [
@@ -99,69 +102,12 @@ def _status_view(status: Status) -> RenderableType:
         titled_pairs("transactions", _transactions(status)),
         titled_pairs("visible messages", messages),
         titled_pairs("progress", _progress(status)),
+        _brokers(status),
     ]
-    parts.append(_brokers(status))
     if status.members:
         members = {shown_name(group): f"{count:,}" for group, count in status.members.items()}
         parts.append(titled_pairs("producers that answer checks", members))
-    parts += [
-        Text(
-            f"topic {shown_name(parked.topic)} is parked from op version {parked.from_version} "
-            f"since {moment(parked.since)}, {parked.attempts} attempts: {parked.reason}",
-            style="red",
-        )
-        for parked in status.parked
-    ]
-    parts += [
-        Text(f"transaction {waiting.transaction_id} is set aside: {_waiting(waiting)}", style="red")
-        for waiting in status.set_aside[:SHOWN_SET_ASIDE]
-    ]
-    if len(status.set_aside) > SHOWN_SET_ASIDE:
-        count = len(status.set_aside) - SHOWN_SET_ASIDE
-        parts.append(Text(f"and {count:,} more transactions are set aside", style="red"))
-    parts += [Text(f"half cannot be read: {file}", style="red") for file in status.unreadable]
-    return Group(*parts)
-
-
-def _brokers(status: Status) -> RenderableType:
-    if status.brokers_problem is not None:
-        text = f"the brokers cannot be read: {printable(status.brokers_problem)}"
-        return Text(f"{text}; the next heartbeat of a broker replaces what it can", style="yellow")
-    living = [broker for broker in status.brokers if not broker.is_gone]
-    if not living:
-        last = "".join(f"; {_broker(one, status)}" for one in status.brokers[:1])
-        text = "no broker is known to run; what is committed waits for one (txmq serve)"
-        return Text(f"{text}{last}", style="yellow")
-    shown = status.brokers[:SHOWN_BROKERS]
-    counts = Counter(broker.name for broker in shown)
-    lines = {
-        # Two of one name are told apart by their ids.
-        broker.name if counts[broker.name] == 1 else f"{broker.name} {broker.broker_id}": _broker(
-            broker, status
-        )
-        for broker in shown
-    }
-    more = len(status.brokers) - len(shown)
-    return titled_pairs("brokers", {**lines, "and": f"{more:,} more"} if more else lines)
-
-
-def _broker(broker: BrokerStatus, status: Status) -> str:
-    ago_s, name = (status.at - broker.last_seen).total_seconds(), printable(broker.name)
-    seen = f"seen {ago_s:,.0f} s ago"
-    if broker.is_gone and ago_s < 0:
-        return f"{name} says that it was seen at {moment(broker.last_seen)}, which is to come"
-    if broker.is_gone:
-        return f"{name} was {seen}, at {moment(broker.last_seen)}, and did not stop in order"
-    return f"runs since {moment(broker.started)}, {seen}, txmq {broker.version}"
-
-
-def _waiting(waiting: SetAsideStatus) -> str:
-    cure = (
-        "it is given up with the next round of the publisher"
-        if waiting.is_given_up
-        else "restore the file, or give it up: txmq resolve ID --give-up"
-    )
-    return f"{waiting.problem}; {cure}"
+    return Group(*parts, *_troubles(status), *_needs(status))
 
 
 def _transactions(status: Status) -> dict[str, str]:
@@ -196,12 +142,72 @@ def _lag(lag: Lag) -> str:
     return f"{lag.op_versions:,} versions behind, the oldest claim waits {lag.seconds:,.1f} s"
 
 
-# --- doctor:
+def _brokers(status: Status) -> RenderableType:
+    if status.brokers_problem is not None:
+        text = f"the brokers cannot be read: {printable(status.brokers_problem)}"
+        return Text(f"{text}; the next heartbeat of a broker replaces what it can", style="yellow")
+    living = [broker for broker in status.brokers if not broker.is_gone]
+    if not living:
+        last = "".join(f"; {_broker(broker, status)}" for broker in status.brokers[:1])
+        text = "no broker is known to run; what is committed waits for one (txmq serve)"
+        return Text(f"{text}{last}", style="yellow")
+    shown = status.brokers[:SHOWN_BROKERS]
+    counts = Counter(broker.name for broker in shown)
+    lines = {
+        # Two of one name are told apart by their ids.
+        broker.name if counts[broker.name] == 1 else f"{broker.name} {broker.broker_id}": _broker(
+            broker, status
+        )
+        for broker in shown
+    }
+    more = len(status.brokers) - len(shown)
+    return titled_pairs("brokers", {**lines, "and": f"{more:,} more"} if more else lines)
 
 
-def add_doctor_command(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command()(doctor)
+def _broker(broker: BrokerStatus, status: Status) -> str:
+    ago_s, name = (status.at - broker.last_seen).total_seconds(), printable(broker.name)
+    seen = f"seen {ago_s:,.0f} s ago"
+    if broker.is_gone and ago_s < 0:
+        return f"{name} says that it was seen at {moment(broker.last_seen)}, which is to come"
+    if broker.is_gone:
+        return f"{name} was {seen}, at {moment(broker.last_seen)}, and did not stop in order"
+    return f"runs since {moment(broker.started)}, {seen}, txmq {broker.version}"
+
+
+def _troubles(status: Status) -> Iterator[Text]:
+    """Yield a line for each parked topic, set-aside transaction and unreadable file."""
+    for parked in status.parked:
+        where = f"topic {shown_name(parked.topic)} is parked from op version {parked.from_version}"
+        since = f"since {moment(parked.since)}, {parked.attempts} attempts: {parked.reason}"
+        yield Text(f"{where} {since}", style="red")
+    for waiting in status.set_aside[:SHOWN_SET_ASIDE]:
+        what = f"transaction {waiting.transaction_id} is set aside"
+        yield Text(f"{what}: {_waiting(waiting)}", style="red")
+    if len(status.set_aside) > SHOWN_SET_ASIDE:
+        count = len(status.set_aside) - SHOWN_SET_ASIDE
+        yield Text(f"and {count:,} more transactions are set aside", style="red")
+    for file in status.unreadable:
+        yield Text(f"half cannot be read: {file}", style="red")
+
+
+def _waiting(waiting: SetAsideStatus) -> str:
+    cure = (
+        "it is given up with the next round of the publisher"
+        if waiting.is_given_up
+        else "restore the file, or give it up: txmq resolve ID --give-up"
+    )
+    return f"{waiting.problem}; {cure}"
+
+
+def _needs(status: Status) -> Iterator[Text]:
+    """Yield a line for each need, without those that have lines of their own in the view."""
+    for need in needs_of(Figures.of(status)):
+        if need.alert not in (Alert.TOPIC_PARKED, Alert.FILE_UNREADABLE):
+            style = "red" if need.urgency is Urgency.NOW else "yellow"
+            yield Text(f"{need.title}; next: {need.next_step}", style=style)
+
+
+# --- doctor
 
 
 def doctor(
@@ -221,12 +227,12 @@ def doctor(
     Exit code 1 if something was found. For example: txmq doctor /data/txmq --probe
     """
     diagnosis = Doctor(open_store(location, config)).examine(probes=probes)
-    print_result(diagnosis, _view, as_json=as_json)
+    show(diagnosis, _diagnosis_view, as_json=as_json)
     if diagnosis.findings:
         raise typer.Exit(1)
 
 
-def _view(diagnosis: Diagnosis) -> RenderableType:
+def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
     title = f"{diagnosis.location}, {diagnosis.tables:,} tables: "
     if not diagnosis.findings:
         return Text(f"{title}nothing found")
@@ -240,12 +246,7 @@ def _view(diagnosis: Diagnosis) -> RenderableType:
     return Group(*parts)
 
 
-# --- sql_views:
-
-
-def add_sql_views_command(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command("sql-views")(print_sql_views)
+# --- the store in other programs
 
 
 def print_sql_views(
@@ -267,16 +268,6 @@ def print_sql_views(
     """
     statements = sql_views(open_store(location), engine, is_live=is_live)
     typer.echo(";\n\n".join([*statements.values(), ""]), nl=False)
-
-
-# --- dashboard:
-
-FilePath = str | None
-
-
-def add_dashboard_command(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command()(dashboard)
 
 
 def dashboard(  # noqa: PLR0913 - the options of a command
@@ -311,10 +302,10 @@ def dashboard(  # noqa: PLR0913 - the options of a command
     store = open_store(location, config)
     if context.obj is None:
         logging.getLogger("txmq").setLevel(logging.WARNING)
-    shown = Dashboard(store, endpoint, show_bodies=show_bodies)
+    service = Dashboard(store, endpoint, show_bodies=show_bodies)
 
     def start() -> DashboardHandle:
-        handle = shown.start()
+        handle = service.start()
         say(f"Dashboard of {store.location} at {handle.address}; Ctrl-C stops it.")
         return handle
 

@@ -17,14 +17,12 @@ from txmq.ops.admin.rebuild_plan import TopicRebuild
 from txmq.ops.admin.topics import KEEP, TopicDeletion, TopicDescription, Topics, TopicSummary
 from txmq.ops.cli.shared import (
     AsJson,
+    Column,
     Location,
-    console,
-    list_console,
     location_and,
     pairs,
-    print_json,
-    print_result,
-    rows_view,
+    show,
+    table,
 )
 from txmq.store.store import open_store
 from txmq.store.topic_settings import TopicKind, TopicSettings
@@ -77,10 +75,8 @@ def create(  # noqa: PLR0913 - the options of a command
 def list_topics(location: Location, *, as_json: AsJson = False) -> None:
     """List all topics, those of txmq itself too."""
     topics = Topics(open_store(location)).all()
-    if as_json:
-        print_json({"topics": [summary.to_dict() for summary in topics]})
-    else:
-        list_console().print(_list_view(topics))
+    summary = f"{len(topics):,} topics"
+    show({"topics": topics}, lambda _: table(topics, _COLUMNS, summary), as_json=as_json)
 
 
 @topics_app.command("describe")
@@ -88,7 +84,7 @@ def describe(location: Location, topic: TopicName = None, *, as_json: AsJson = F
     """Show all about one topic: settings, size, queues, oldest and newest message."""
     location, name = location_and(location, topic, "TOPIC")
     description = Topics(open_store(location)).describe(name)
-    print_result(description, _description_view, as_json=as_json)
+    show(description, _description_view, as_json=as_json)
 
 
 @topics_app.command("alter")
@@ -134,7 +130,7 @@ def delete(
     """Remove a topic and its messages; without --apply only show what would go."""
     location, name = location_and(location, topic, "TOPIC")
     result = Topics(open_store(location)).delete(name, apply=apply)
-    print_result(result, _deletion_view, as_json=as_json)
+    show(result, _deletion_view, as_json=as_json)
 
 
 def rebuild_topic(
@@ -151,10 +147,7 @@ def rebuild_topic(
     """Repair a topic from half and settled; without --apply only show what is wrong."""
     location, name = location_and(location, topic, "TOPIC")
     result = Topics(open_store(location)).rebuild(name, apply=apply, force=force)
-    print_result(result, _rebuild_view, as_json=as_json)
-
-
-# --- options -------------------------------------------------------------------------------------
+    show(result, _rebuild_view, as_json=as_json)
 
 
 def _body_of(path: Path) -> Mapping[str, Any]:
@@ -172,14 +165,13 @@ def _check_one_of(first: bool, second: bool, hint: str) -> None:  # noqa: FBT001
         raise typer.BadParameter("give one of both", param_hint=hint)
 
 
-# --- views ---------------------------------------------------------------------------------------
-
-
 def _show_settings(topic: str, settings: TopicSettings, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"topic": topic, **settings.to_value()})
-    else:
-        console().print(Group(Text(topic, style="bold"), pairs(_settings(settings))))
+    lines = pairs(_settings(settings))
+    show(
+        {"topic": topic, **settings.to_value()},
+        lambda _: Group(Text(topic, style="bold"), lines),
+        as_json=as_json,
+    )
 
 
 def _settings(settings: TopicSettings) -> dict[str, str]:
@@ -192,33 +184,9 @@ def _settings(settings: TopicSettings) -> dict[str, str]:
     }
 
 
-def _list_view(topics: tuple[TopicSummary, ...]) -> RenderableType:
-    columns = ("topic", "kind", "queues", "kept", "messages", "bytes", "")
-    rows = [
-        (
-            shown_name(summary.topic),
-            summary.settings.kind.value,
-            f"{summary.settings.queue_nums:,}",
-            _kept_time(summary.settings),
-            f"{summary.rows:,}",
-            f"{summary.size_bytes:,}",
-            _notes(summary),
-        )
-        for summary in topics
-    ]
-    return rows_view(columns, rows, f"{len(topics):,} topics")
-
-
 def _kept_time(settings: TopicSettings) -> str:
     hours = settings.reserved_time_h
     return "for ever" if hours is None else f"{hours:,g} h"
-
-
-def _notes(summary: TopicSummary) -> str:
-    notes = ["of txmq itself"] if summary.is_system else []
-    notes += ["parked"] if summary.is_parked else []
-    notes += ["read-only"] if summary.settings.is_read_only else []
-    return ", ".join(notes)
 
 
 def _description_view(description: TopicDescription) -> RenderableType:
@@ -228,8 +196,8 @@ def _description_view(description: TopicDescription) -> RenderableType:
     lines = {
         **_settings(summary.settings),
         "messages": f"{summary.rows:,} {files}",
-        "oldest": _text(description.oldest),
-        "newest": _text(description.newest),
+        "oldest": description.oldest or "none",
+        "newest": description.newest or "none",
         "complete up to": f"op version {description.op_version}",
     }
     if description.begin is not None:
@@ -273,5 +241,19 @@ def _what_follows(result: TopicRebuild) -> Text:
     return Text("dry run, nothing was written; with --apply it is rebuilt", style="bold")
 
 
-def _text(value: object) -> str:
-    return "none" if value is None else str(value)
+def _notes(summary: TopicSummary) -> str:
+    notes = ["of txmq itself"] if summary.is_system else []
+    notes += ["parked"] if summary.is_parked else []
+    notes += ["read-only"] if summary.settings.is_read_only else []
+    return ", ".join(notes)
+
+
+_COLUMNS: Mapping[str, Column] = {
+    "topic": lambda summary: shown_name(summary.topic),
+    "kind": "settings.kind",
+    "queues": "settings.queue_nums",
+    "kept": lambda summary: _kept_time(summary.settings),
+    "messages": "rows",
+    "bytes": "size_bytes",
+    "": _notes,
+}

@@ -1,4 +1,4 @@
-"""`txmq upgrade`: the tables of a store that an earlier txmq made."""
+"""`txmq backup`, `restore` and `upgrade`: copy a store, make one of a copy, renew its tables."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from txmq.ground.printable import printable
-from txmq.ops.admin.upgrade import TableUpgrade, UpgradeResult, upgrade
+from txmq.ops.admin.upgrade import UpgradeResult, upgrade
 from txmq.ops.backup.backup import BackupResult, OnProgress, Progress, back_up
 from txmq.ops.backup.restore import RestoreResult, restore
 from txmq.ops.cli.shared import (
     AsJson,
+    Column,
     ConfigFile,
     Location,
     console,
-    print_result,
-    rows_view,
+    show,
+    table,
     titled_pairs,
 )
 from txmq.ops.cli.verify import verify_after
 from txmq.store.store import open_store
 
-# --- copies:
-
 SHOWN = 10
 
 
-def add_copy_commands(app: typer.Typer) -> None:
+def add_upkeep_commands(app: typer.Typer) -> None:
     """Add the commands to the app."""
     app.command("backup")(backup_command)
     app.command("restore")(restore_command)
+    app.command("upgrade")(upgrade_command)
+
+
+# --- backup and restore
 
 
 def backup_command(
@@ -55,9 +58,9 @@ def backup_command(
     both places.
     """
     store = open_store(location, config)
-    with _shown("backup") as on_progress:
+    with _progress_bar("backup") as on_progress:
         result = back_up(store, target, on_progress=on_progress)
-    print_result(result, _backup_view, as_json=as_json)
+    show(result, _backup_view, as_json=as_json)
     _exit_if_lacking(result)
 
 
@@ -72,19 +75,14 @@ def restore_command(
     Exit code 1 if the store that was backed up lacked files, or had tables in a wrong order. What
     was killed is finished by the same command.
     """
-    with _shown("restore") as on_progress:
+    with _progress_bar("restore") as on_progress:
         result = restore(backup, target, on_progress=on_progress)
-    print_result(result, _restore_view, as_json=as_json)
+    show(result, _restore_view, as_json=as_json)
     _exit_if_lacking(result)
 
 
-def _exit_if_lacking(result: BackupResult | RestoreResult) -> None:
-    if result.missing or result.faults:
-        raise typer.Exit(1)
-
-
 @contextmanager
-def _shown(title: str) -> Iterator[OnProgress]:
+def _progress_bar(title: str) -> Iterator[OnProgress]:
     """Show how far it is, on a terminal; results go to another stream."""
     columns = (
         TextColumn(title), BarColumn(), DownloadColumn(), TextColumn("{task.fields[files]}"),
@@ -101,7 +99,9 @@ def _shown(title: str) -> Iterator[OnProgress]:
         yield tell
 
 
-# --- views ----------------------------------------------------------------------------------------
+def _exit_if_lacking(result: BackupResult | RestoreResult) -> None:
+    if result.missing or result.faults:
+        raise typer.Exit(1)
 
 
 def _backup_view(result: BackupResult) -> RenderableType:
@@ -135,12 +135,7 @@ def _lacking(result: BackupResult | RestoreResult) -> list[RenderableType]:
     return [Text(printable(line), style="red") for line in lines]
 
 
-# --- upgrade:
-
-
-def add_upgrade_command(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command("upgrade")(upgrade_command)
+# --- upgrade
 
 
 def upgrade_command(
@@ -160,21 +155,21 @@ def upgrade_command(
     """
     store = open_store(location)
     result = upgrade(store, apply=apply)
-    print_result(result, _view, as_json=as_json)
+    show(result, _upgrade_view, as_json=as_json)
     if apply and verifies:
         verify_after(store, is_shown=not as_json)
 
 
-def _view(result: UpgradeResult) -> RenderableType:
-    rows = [(table.path, str(table.version), _changes(table)) for table in result.tables]
+def _upgrade_view(result: UpgradeResult) -> RenderableType:
     if not result.is_needed:
         summary = f"all tables have schema version {result.newest}: nothing is to do"
     elif result.is_written:
         summary = f"all tables have schema version {result.newest} now"
     else:
         summary = "dry run, nothing was written; with --apply it is"
-    return rows_view(("table", "version", "changes"), rows, summary)
-
-
-def _changes(table: TableUpgrade) -> str:
-    return "; then ".join(table.changes)
+    columns: dict[str, Column] = {
+        "table": "path",
+        "version": "version",
+        "changes": lambda upgraded: "; then ".join(upgraded.changes),
+    }
+    return table(result.tables, columns, summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -10,13 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.ops.admin.status import verify_opened
-from txmq.ops.cli.shared import AsJson, ConfigFile, Location, list_console, print_result
+from txmq.ops.cli.shared import AsJson, ConfigFile, Location, show
 from txmq.store.store import Store, open_store
 from txmq.verify import BusinessReport, BusinessResult, InvariantResult, VerifyReport, marker_places
 
 EXIT_VIOLATIONS = 1
 EXIT_BUSINESS_VIOLATIONS = 3
 SHOWN_VIOLATIONS = 5
+STILL_RUNS = (
+    "What is not published yet counts as lost here: if a broker or a producer runs, look again "
+    "with --running"
+)
 _BUSINESS_HELP = (
     "Compare the messages of a producer group with its local transactions (I12), by their markers: "
     "GROUP=delta:LOCATION for a Delta table, GROUP=database:VARIABLE for a database whose URL that "
@@ -54,7 +59,7 @@ def verify(
     places = marker_places(business or [])
     store = open_store(location, config)
     report = verify_opened(store, drained=drained, business=places)
-    print_result(report, _view, as_json=as_json)
+    show(report, _view, as_json=as_json)
     if not report.is_txmq_clean:
         raise typer.Exit(EXIT_VIOLATIONS)
     if not report.is_business_clean:
@@ -65,21 +70,13 @@ def verify_after(store: Store, *, is_shown: bool) -> None:
     """Verify a store that a command has changed; exit code EXIT_VIOLATIONS if it is not clean."""
     report = verify_opened(store, drained=False)
     if is_shown:
-        list_console().print(_view(report))
+        show(report, _view, as_json=False)
     if not report.is_txmq_clean:
         raise typer.Exit(EXIT_VIOLATIONS)
 
 
-STILL_RUNS = (
-    "What is not published yet counts as lost here: if a broker or a producer runs, look again "
-    "with --running"
-)
-
-# --- views ----------------------------------------------------------------------------------------
-
-
 def _view(report: VerifyReport) -> RenderableType:
-    """What was checked and what is broken; the last line counts the violations."""
+    """Show what was checked and what is broken; the last line counts the violations."""
     table = Table("", "promise", "violations", box=None, header_style="bold")
     for result in report.results:
         style = "red" if result.violation_count else "green"
@@ -120,36 +117,31 @@ def _delays(report: VerifyReport) -> list[str]:
 
 
 def _broken(result: InvariantResult) -> RenderableType:
-    lines = [f"{result.invariant}: {result.promise}"]
     shown = result.violations[:SHOWN_VIOLATIONS]
-    lines += [f"  {violation.row_id} {violation.detail}" for violation in shown]
-    hidden = result.violation_count - len(shown)
-    lines += [f"  and {hidden:,} more"] if hidden else []
-    return Text("\n".join(lines), style="red")
+    rows = [f"{violation.row_id} {violation.detail}" for violation in shown]
+    lines = _first(rows, result.violation_count, indent=2)
+    return Text("\n".join([f"{result.invariant}: {result.promise}", *lines]), style="red")
+
+
+def _first(rows: Sequence[str], count: int, *, indent: int) -> list[str]:
+    """Indent the first rows, and say how many more there are."""
+    more = [f"and {count - len(rows):,} more"] if count > len(rows) else []
+    return [" " * indent + row for row in (*rows, *more)]
 
 
 def _business(business: BusinessReport) -> RenderableType:
-    """Shown apart from txmq's promises: a listener, producer or operator caused these faults."""
+    """Show apart from txmq's promises what a listener, producer or operator did wrong."""
     title = "messages beside local transactions (I12); what differs is no fault of txmq's"
     return Group(Text(title), *map(_business_result, business.results))
 
 
 def _business_result(result: BusinessResult) -> RenderableType:
     counts = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in result.counts.items() if n)
-    lines = [f"  {result.producer_group}, {result.place}: {counts or 'nothing to compare'}"]
+    head = f"  {result.producer_group}, {result.place}: {counts or 'nothing to compare'}"
     shown = result.violations[:SHOWN_VIOLATIONS]
-    lines += [f"    {violation.transaction_id} {violation.detail}" for violation in shown]
-    hidden = result.violation_count - len(shown)
-    lines += [f"    and {hidden:,} more"] if hidden else []
-    return Text("\n".join(lines), style="red" if shown else "green")
-
-
-def _business_count(business: BusinessReport | None) -> str:
-    if business is None:
-        return ""
-    faults = ", ".join(f"{fault.value} {n:,}" for fault, n in business.fault_counts.items())
-    by_fault = f" ({faults})" if faults else ""
-    return f"; {business.violation_count:,} between messages and local transactions{by_fault}"
+    rows = [f"{violation.transaction_id} {violation.detail}" for violation in shown]
+    lines = _first(rows, result.violation_count, indent=4)
+    return Text("\n".join([head, *lines]), style="red" if shown else "green")
 
 
 def _last_line(report: VerifyReport) -> RenderableType:
@@ -159,3 +151,11 @@ def _last_line(report: VerifyReport) -> RenderableType:
         f"{text}{_business_count(report.business)}",
         style="bold green" if report.is_clean else "bold red",
     )
+
+
+def _business_count(business: BusinessReport | None) -> str:
+    if business is None:
+        return ""
+    faults = ", ".join(f"{fault.value} {n:,}" for fault, n in business.fault_counts.items())
+    by_fault = f" ({faults})" if faults else ""
+    return f"; {business.violation_count:,} between messages and local transactions{by_fault}"

@@ -40,8 +40,6 @@ from txmq.ops.metrics.server import (
 from txmq.ops.metrics.service import MetricsHandle
 from txmq.store.store import Store
 
-# --- app:
-
 logger = logging.getLogger(__name__)
 
 # So many pages may read tables at once, whoever asks.
@@ -69,6 +67,93 @@ KEPT = ("Cache-Control", "max-age=86400")
 _NOT_FOUND = (
     TransactionNotFoundError, MessageNotFoundError, TopicNotFoundError, ConsumerGroupNotFoundError,
 )  # fmt: skip
+_LISTS: dict[str, Callable[[Seen], Content]] = {
+    "/": pages.overview,
+    "/transactions": pages.transactions,
+    "/topics": pages.topics,
+    "/groups": pages.groups,
+    "/dead-letters": pages.dead_letters,
+    "/delayed": pages.delayed,
+}
+
+
+class DashboardEndpoint(Endpoint):
+    """Where the dashboard is shown; see `Endpoint` for arguments and errors."""
+
+    purpose = "dashboard"
+    usual = "127.0.0.1:8320"
+
+
+class Dashboard:
+    """Web pages over a store; needs no Spark, changes nothing.
+
+    It counts the store each 15 seconds, and for at most a twentieth of the time. Most pages show
+    the last count; those of one transaction, message, topic or group read a bounded part of tables.
+
+    Args:
+        store: the store to show.
+        endpoint: where to listen; on another address than this machine's own it needs TLS and a
+            client authority.
+        show_bodies: show the bodies of messages on their pages.
+        clock: the clock by which ages and lags are computed.
+
+    Example:
+        >>> with Dashboard(store, DashboardEndpoint("127.0.0.1:8320")).start() as running:
+        ...     print(running.address)
+        http://127.0.0.1:8320/
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        endpoint: DashboardEndpoint | None = None,
+        *,
+        show_bodies: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """Count nothing yet. Raises: EnvironmentProblemError where Jinja2 is not installed."""
+        self._endpoint = endpoint or DashboardEndpoint(DashboardEndpoint.usual)
+        self.counting = Counting(store, clock)
+        lookups = Lookups(store, clock, show_bodies)
+        templates = Pages(store.location, show_bodies=show_bodies)
+        self.app = DashboardApp(self.counting, lookups, templates, is_local=self._endpoint.is_local)
+
+    def start(self) -> DashboardHandle:
+        """Listen, and count in a thread; a count that fails is tried again. Commits: 0.
+
+        Raises:
+            ConfigError: a file of the endpoint cannot be read.
+            EnvironmentProblemError: the address cannot be had.
+        """
+        server = ServerHandle(self._endpoint, self.app)
+        address = f"{server.address}/"
+        logger.info("the dashboard is at %s", address)
+        return DashboardHandle(server, MeterHandle(self.counting.count), address)
+
+
+class DashboardHandle(MetricsHandle):
+    """The running dashboard.
+
+    Attributes:
+        address: where a browser finds it.
+    """
+
+    def __init__(self, server: ServerHandle, meter: MeterHandle, address: str) -> None:
+        """Hold the parts that `Dashboard.start()` made."""
+        super().__init__([server, meter])
+        self.address = address
+
+    def wait(self, stopping: threading.Event | None = None) -> None:
+        """Wait until `stopping` is set or a part ends, then stop; raises what ended it."""
+        event = stopping or threading.Event()
+        try:
+            while self.is_alive and not event.wait(LOOK_INTERVAL_S):
+                pass
+            failure = self.exception
+        finally:
+            self.stop()
+        if failure is not None:
+            raise failure
 
 
 class DashboardApp:
@@ -84,12 +169,12 @@ class DashboardApp:
     def __init__(
         self, counting: Counting, lookups: Lookups, shown: Pages, *, is_local: bool
     ) -> None:
-        """Keep them."""
+        """Keep them, and read the static files."""
         self._counting, self._lookups, self._shown = counting, lookups, shown
         self._is_local = is_local
         self._reads = threading.BoundedSemaphore(READS_MAX)
         self._static = {name: _static(name) for name in STATIC}
-        shown.version = _digest(self._static.values())
+        shown.version = hashlib.sha256(b"".join(self._static.values())).hexdigest()[:12]
 
     def __call__(self, environment: Environment, start: StartResponse) -> Iterable[bytes]:
         """Answer one request, as WSGI asks for it."""
@@ -109,7 +194,13 @@ class DashboardApp:
         if snapshot is None:
             content = {"failure": self._counting.failure}
             return self._html(HTTPStatus.SERVICE_UNAVAILABLE, "counting", content), []
-        seen = Seen(snapshot, self._counting.history.samples(), query, snapshot.status.location)
+        seen = Seen(
+            snapshot,
+            self._counting.history.samples(),
+            query,
+            snapshot.status.location,
+            self._counting.took_s,
+        )
         template, content, status = self._page(path, seen)
         if address := content.get("to"):
             answer = (HTTPStatus.SEE_OTHER, "text/plain; charset=utf-8", b"")
@@ -117,7 +208,7 @@ class DashboardApp:
         return self._html(status, template, content, seen), []
 
     def _page(self, path: str, seen: Seen) -> tuple[str, Content, HTTPStatus]:
-        """The page of a path, or the one that says why there is none."""
+        """Return the page of a path, or the one that says why there is none."""
         try:
             template, content = self._content(path, seen)
         except Exception as error:  # noqa: BLE001 - each has a page
@@ -126,7 +217,7 @@ class DashboardApp:
         return template, content, HTTPStatus.OK
 
     def _content(self, path: str, seen: Seen) -> tuple[str, Content]:
-        """The template of a path and its values. Raises: TxmqError where it names nothing."""
+        """Return the template of a path and its values. Raises: TxmqError if it names nothing."""
         if (page := _LISTS.get(path)) is not None:
             return path.strip("/") or "overview", page(seen)
         head, _, rest = path.strip("/").partition("/")
@@ -148,9 +239,9 @@ class DashboardApp:
                 offsets = self._read(lambda: self._lookups.offsets(seen, rest))
                 return "topic", {**pages.topic(seen, rest), **offsets}
             case "groups":
-                found = pages.group(seen, rest)
-                if found is not None:
-                    return "group", found
+                content = pages.group(seen, rest)
+                if content is not None:
+                    return "group", content
                 if rest in seen.snapshot.damaged:
                     return "groups", pages.groups(seen)
                 raise ConsumerGroupNotFoundError(rest)
@@ -192,18 +283,8 @@ class _BusyError(TxmqError):
         return f"{READS_MAX} other pages are reading; load this one again"
 
 
-_LISTS: dict[str, Callable[[Seen], Content]] = {
-    "/": pages.overview,
-    "/transactions": pages.transactions,
-    "/topics": pages.topics,
-    "/groups": pages.groups,
-    "/dead-letters": pages.dead_letters,
-    "/delayed": pages.delayed,
-}
-
-
 def _told(error: Exception, path: str) -> tuple[HTTPStatus, str]:
-    """What is said about a failure; what nobody foresaw is told to the log alone."""
+    """Return the status and text of a failure; one that nobody foresaw goes to the log alone."""
     if isinstance(error, _NOT_FOUND):
         return HTTPStatus.NOT_FOUND, str(error)
     if isinstance(error, MessageError):
@@ -216,7 +297,7 @@ def _told(error: Exception, path: str) -> tuple[HTTPStatus, str]:
 
 
 def _foreign(environment: Environment) -> Answer | None:
-    """A page of another origin may link to this one, and may not make a browser fetch from it."""
+    """Refuse a page of another origin that makes a browser fetch from here; links are let in."""
     site = environment.get("HTTP_SEC_FETCH_SITE", "none")
     is_link = (
         environment.get("HTTP_SEC_FETCH_MODE") == "navigate"
@@ -228,7 +309,7 @@ def _foreign(environment: Environment) -> Answer | None:
 
 
 def _path(environment: Environment) -> str:
-    """WSGI has the bytes of a path as latin-1."""
+    """Decode the path; WSGI has its bytes as latin-1."""
     raw: str = environment.get("PATH_INFO", "") or "/"
     return raw.encode("latin-1", "replace").decode("utf-8", "replace")
 
@@ -250,89 +331,3 @@ def _answered(
 
 def _static(name: str) -> bytes:
     return files("txmq.ops.dashboard").joinpath("static", name).read_bytes()
-
-
-def _digest(contents: Iterable[bytes]) -> str:
-    return hashlib.sha256(b"".join(contents)).hexdigest()[:12]
-
-
-# --- service:
-
-
-class DashboardEndpoint(Endpoint):
-    """Where the dashboard is shown; see `Endpoint` for arguments and errors."""
-
-    purpose = "dashboard"
-    usual = "127.0.0.1:8320"
-
-
-class Dashboard:
-    """Web pages over a store; needs no Spark, changes nothing.
-
-    It counts the store each 15 seconds, and for at most a twentieth of the time. Most pages show
-    the last count; those of one transaction, message, topic or group read a bounded part of tables.
-
-    Args:
-        store: the store to show.
-        endpoint: where to listen; on another address than this machine's own it needs TLS and a
-            client authority.
-        show_bodies: show the bodies of messages on their pages.
-        clock: the clock by which ages and lags are computed.
-
-    Example:
-        >>> with Dashboard(store, DashboardEndpoint("127.0.0.1:8320")).start() as running:
-        ...     print(running.address)
-        http://127.0.0.1:8320/
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        endpoint: DashboardEndpoint | None = None,
-        *,
-        show_bodies: bool = False,
-        clock: Clock | None = None,
-    ) -> None:
-        """Count nothing yet. Raises: EnvironmentProblemError where Jinja2 is not installed."""
-        self._endpoint = endpoint or DashboardEndpoint(DashboardEndpoint.usual)
-        self.counting = Counting(store, clock)
-        lookups = Lookups(store, clock, show_bodies)
-        pages = Pages(store.location, show_bodies=show_bodies)
-        self.app = DashboardApp(self.counting, lookups, pages, is_local=self._endpoint.is_local)
-
-    def start(self) -> DashboardHandle:
-        """Listen, and count in a thread; a count that fails is tried again. Commits: 0.
-
-        Raises:
-            ConfigError: a file of the endpoint cannot be read.
-            EnvironmentProblemError: the address cannot be had.
-        """
-        server = ServerHandle(self._endpoint, self.app)
-        address = f"{server.address}/"
-        logger.info("the dashboard is at %s", address)
-        return DashboardHandle(server, MeterHandle(self.counting.count), address)
-
-
-class DashboardHandle(MetricsHandle):
-    """The running dashboard.
-
-    Attributes:
-        address: where a browser finds it.
-    """
-
-    def __init__(self, server: ServerHandle, meter: MeterHandle, address: str) -> None:
-        """Made by `Dashboard.start()`."""
-        super().__init__([server, meter])
-        self.address = address
-
-    def wait(self, stopping: threading.Event | None = None) -> None:
-        """Wait until `stopping` is set or a part ends, then stop; raises what ended it."""
-        event = stopping or threading.Event()
-        try:
-            while self.is_alive and not event.wait(LOOK_INTERVAL_S):
-                pass
-            failure = self.exception
-        finally:
-            self.stop()
-        if failure is not None:
-            raise failure

@@ -48,11 +48,12 @@ class Lookups:
     show_bodies: bool = False
 
     def life(self, seen: Seen, transaction_id: str) -> Content:
-        """One transaction as a timeline. Raises: TransactionNotFoundError, StorageError."""
+        """Read one transaction as a timeline. Raises: TransactionNotFoundError, StorageError."""
         admin = Admin(self.store, clock=self.clock)
         life = admin.transaction(transaction_id, max_messages=MESSAGES_MAX)
-        aside = [one for one in seen.snapshot.status.set_aside
-                 if one.transaction_id == transaction_id]  # fmt: skip
+        aside = [
+            row for row in seen.snapshot.status.set_aside if row.transaction_id == transaction_id
+        ]
         acts = commands.of_transaction(
             seen.location, transaction_id, life.state, is_set_aside=bool(aside)
         )
@@ -67,20 +68,20 @@ class Lookups:
         }
 
     def message(self, seen: Seen, message_id: str) -> Content:
-        """One message and where it is. Raises: MessageNotFoundError, StorageError."""
+        """Read one message and where it is. Raises: MessageNotFoundError, StorageError."""
         query = MessageQuery(self.store)
-        found = query.by_id(message_id, with_body=self.show_bodies, with_trace=False)
-        text = commands.txmq("With its trace and its body", "message", seen.location, "--id",
-                             message_id, "--body")  # fmt: skip
-        delayed = commands.of_delayed(seen.location, found.message_id, found.producer_group)
+        message = query.by_id(message_id, with_body=self.show_bodies, with_trace=False)
+        whole = commands.txmq("With its trace and its body", "message", seen.location, "--id",
+                              message_id, "--body")  # fmt: skip
+        delayed = commands.of_delayed(seen.location, message.message_id, message.producer_group)
         return {
-            "message": found,
-            "body": None if found.body is None else shown_body(found.body),
-            "commands": [*(delayed if found.where == "scheduled" else ()), text],
+            "message": message,
+            "body": None if message.body is None else shown_body(message.body),
+            "commands": [*(delayed if message.where == "scheduled" else ()), whole],
         }
 
     def offsets(self, seen: Seen, topic: str) -> Content:
-        """The offsets of each queue of a topic, a page of queues."""
+        """Read the offsets of a topic, for one page of its queues."""
         name = stored_topic(topic)
         if not is_known_topic(seen, name):
             self.store.topic_location(name)
@@ -95,7 +96,7 @@ class Lookups:
         return {"page": page, "queues": rows}
 
     def letters(self, seen: Seen, group: str) -> Content:
-        """A page of the dead letters of a consumer group, oldest first."""
+        """Read a page of the dead letters of a consumer group, oldest first."""
         name = stored_group(group)
         letters = DeadLetters(self.store, name, clock=self.clock)
         ends = TopicOffsets(self.store, dead_letter_topic(name))
@@ -115,7 +116,7 @@ class Lookups:
         }
 
     def search(self, seen: Seen) -> Content:
-        """Messages with a key, or the address of what an id names."""
+        """Find messages with a key, or the path of what an id names."""
         text, topic = seen.query.get("q", "").strip(), seen.query.get("topic", "").strip()
         content: Content = {"q": text, "topic": topic, "found": None, "to": None}
         if not text:
@@ -123,26 +124,27 @@ class Lookups:
         if address := _address(text):
             return {**content, "to": address}
         name = stored_topic(topic) if topic else None
-        found = MessageQuery(self.store).newest_by_key(text, topic=name, max_rows=SEARCHED_ROWS_MAX)
+        messages = MessageQuery(self.store).newest_by_key(
+            text, topic=name, max_rows=SEARCHED_ROWS_MAX
+        )
         within = ("--topic", topic) if topic else ()
         whole = commands.txmq("Search all of it", "message", seen.location, "--key", text, *within)
-        return {**content, "found": found, "commands": [whole]}
+        return {**content, "found": messages, "commands": [whole]}
 
 
 def shown_body(body: bytes) -> dict[str, Any]:
-    """The beginning of a body: as text, or in hexadecimal digits if it is none."""
-    part = body[:BODY_SHOWN_BYTES]
+    """Return the beginning of a body: as text, or in hexadecimal digits if it is none."""
+    beginning, is_cut = body[:BODY_SHOWN_BYTES], len(body) > BODY_SHOWN_BYTES
     try:
         # The cut may go through a character.
-        text = part.decode("utf-8", "ignore" if len(body) > len(part) else "strict")
+        text, kind = beginning.decode("utf-8", "ignore" if is_cut else "strict"), "text"
     except UnicodeDecodeError:
-        return {"text": part.hex(" "), "kind": "hexadecimal", "size_bytes": len(body),
-                "is_cut": len(body) > len(part)}  # fmt: skip
-    return {"text": text, "kind": "text", "size_bytes": len(body), "is_cut": len(body) > len(part)}
+        text, kind = beginning.hex(" "), "hexadecimal"
+    return {"text": text, "kind": kind, "size_bytes": len(body), "is_cut": is_cut}
 
 
 def _address(text: str) -> str | None:
-    """Where what an id names is shown; None for what can be no id."""
+    """Return the path of the page of an id; None for a text that can be no id."""
     try:
         message_address(text)
     except TransactionNotFoundError:
@@ -156,7 +158,7 @@ def _address(text: str) -> str | None:
 
 
 def _timeline(life: TransactionLife) -> list[dict[str, Any]]:
-    """The events, each with the time since the one before."""
+    """Return the events, each with the time since the one before."""
     rows: list[dict[str, Any]] = []
     before: LifeEvent | None = None
     for event in life.events:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import pyarrow.compute as pc
 
 from txmq.errors import InvalidNameError
+from txmq.ground.amounts import counted
 from txmq.ground.clock import milliseconds
 from txmq.message.lifecycle import TransactionState
 from txmq.message.names import (
@@ -28,14 +29,14 @@ from txmq.ops.dashboard.rendering import (
     Point,
     chart,
     count,
-    counted,
     duration,
     rate,
     sparkline,
 )
-from txmq.ops.dashboard.snapshot import DELAYED_MAX, Sample, Value, named, rates, topic_rate, values
+from txmq.ops.dashboard.snapshot import DELAYED_MAX, Sample, named, rates, topic_rate, values
 
 if TYPE_CHECKING:
+    from txmq.ground.histogram import Histogram
     from txmq.ops.dashboard.snapshot import Snapshot
 
 
@@ -51,12 +52,17 @@ AGES = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a page is made of: the last count, the samples, what the address asks for."""
+    """What a page is made of: the last count, the samples, what the address asks for.
+
+    Attributes:
+        took_s: how long the last count took.
+    """
 
     snapshot: Snapshot
     samples: Sequence[Sample]
     query: Mapping[str, str]
     location: str
+    took_s: float
 
     @property
     def page(self) -> int:
@@ -86,13 +92,14 @@ Content = dict[str, Any]
 
 
 def whole_number(text: str | None) -> int:
-    """The number of an address; 0 for what is none, or too large for any list."""
-    is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
-    return int(text) if text and is_number else 0
+    """Parse a page number; 0 if it is missing, invalid or out of range."""
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > DIGITS_MAX:
+        return 0
+    return int(text)
 
 
 def paged(seen: Seen, path: str, rows: Sequence[Any]) -> Paged:
-    """The rows of the page that was asked for; the last page where there is none of this number."""
+    """Return the rows of the wanted page; those of the last page if the number is too large."""
     last = max(1, -(-len(rows) // ROWS_MAX))
     page = min(seen.page, last)
     begin = (page - 1) * ROWS_MAX
@@ -110,7 +117,7 @@ def paged(seen: Seen, path: str, rows: Sequence[Any]) -> Paged:
 
 
 def overview(seen: Seen) -> Content:
-    """How the store stands, and what needs an operator."""
+    """Show how the store stands, and what needs an operator."""
     status = seen.snapshot.status
     return {
         "needs": needs(seen.snapshot),
@@ -133,20 +140,20 @@ def _tiles(seen: Seen) -> list[dict[str, Any]]:
     publish = status.published
     return [
         _tile("Open transactions", count(status.open), "/transactions",
-              values(samples, lambda one: one.open),
+              values(samples, lambda sample: sample.open),
               f"oldest {duration(status.oldest_open_half_age_s)}" if status.open else "none waits"),
         _tile("Commits", rate(commits.last), None, commits.points,
               f"{status.committed:,} in all"),
         _tile("Rollbacks", rate(rollbacks.last), None, rollbacks.points,
               f"{status.rolled_back:,} in all"),
         _tile("Publish lag", duration(publish.seconds), None,
-              values(samples, lambda one: one.publish_lag_s),
+              values(samples, lambda sample: sample.publish_lag_s),
               counted(publish.op_versions, "commit") if publish.op_versions else "all is visible"),
         _tile("Consumer lag", count(sum(group.lag for group in seen.snapshot.groups)), "/groups",
-              values(samples, lambda one: one.lag),
+              values(samples, lambda sample: sample.lag),
               f"messages, {len(seen.snapshot.groups):,} groups"),
         _tile("Delayed", count(status.scheduled), "/delayed",
-              values(samples, lambda one: one.scheduled),
+              values(samples, lambda sample: sample.scheduled),
               f"overdue {duration(status.delay_lag_s)}" if status.delay_lag_s else "none overdue"),
     ]  # fmt: skip
 
@@ -159,32 +166,33 @@ def _tile(
 
 def _rates(samples: Sequence[Sample]) -> tuple[Line, Line]:
     return (
-        Line("commits", rates(samples, lambda one: one.committed)),
-        Line("rollbacks", rates(samples, lambda one: one.rolled_back)),
+        Line("commits", rates(samples, lambda sample: sample.committed)),
+        Line("rollbacks", rates(samples, lambda sample: sample.rolled_back)),
     )
 
 
 def _charts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    ends = [
-        Line("99 %", values(samples[1:], lambda one: one.end_latency.quantile(0.99))),
-        Line("median", values(samples[1:], lambda one: one.end_latency.quantile(0.5))),
-    ]
-    settles = [
-        Line("99 %", values(samples[1:], lambda one: one.settle_latency.quantile(0.99))),
-        Line("median", values(samples[1:], lambda one: one.settle_latency.quantile(0.5))),
-    ]
-    opened = [Line("open", values(samples, lambda one: one.open))]
+    opened = [Line("open", values(samples, lambda sample: sample.open))]
+    ends = _quantiles(samples, lambda sample: sample.end_latency)
+    settles = _quantiles(samples, lambda sample: sample.settle_latency)
+    note = "of the transactions that ended since the count before"
     return [
         _chart("Commits and rollbacks", "a second", _rates(samples), rate),
         _chart("Open transactions", "at each count", opened, _whole),
-        _chart(
-            "From half to end",
-            "of the transactions that ended since the count before",
-            ends,
-            duration,
-        ),
+        _chart("From half to end", note, ends, duration),
         _chart("From claim to fact", "of the same transactions", settles, duration),
     ]
+
+
+def _quantiles(
+    samples: Sequence[Sample], latency: Callable[[Sample], Histogram]
+) -> tuple[Line, Line]:
+    """Draw a latency at each sample but the first, which measures nothing."""
+
+    def line(name: str, share: float) -> Line:
+        return Line(name, values(samples[1:], lambda sample: latency(sample).quantile(share)))
+
+    return line("99 %", 0.99), line("median", 0.5)
 
 
 def _chart(title: str, note: str, lines: Sequence[Line], unit: Any) -> dict[str, Any]:
@@ -199,7 +207,7 @@ def _whole(value: float | None) -> str:
 
 
 def _ages(total: int, older: Sequence[int]) -> list[dict[str, Any]]:
-    """How many open transactions are in each span of ages, and the length of its bar."""
+    """Count the open transactions in each span of ages, and scale its bar."""
     ends = [total, *older, 0]
     counts = [max(0, above - below) for above, below in pairwise(ends)]
     most = max(counts) or 1
@@ -222,7 +230,7 @@ def _busiest(seen: Seen) -> list[dict[str, Any]]:
 
 
 def transactions(seen: Seen) -> Content:
-    """The transactions without a final end, oldest first."""
+    """List the transactions without a final end, oldest first."""
     rows, states = seen.snapshot.open_rows, [state.value for state in TransactionState]
     state, group = seen.query.get("state", ""), seen.query.get("group", "")
     if state in states:
@@ -247,26 +255,26 @@ def transactions(seen: Seen) -> Content:
 
 
 def topics(seen: Seen) -> Content:
-    """All topics by name; the internal ones only where they are asked for."""
+    """List all topics by name; the internal ones only where they are asked for."""
     show, wanted = seen.query.get("show", ""), seen.query.get("q", "").strip().lower()
     names = sorted({*seen.snapshot.status.messages, *seen.snapshot.topics.settings})
     parked = parked_topics(seen)
-    kept = [
+    listed = [
         name
         for name in names
         if wanted in shown_name(name).lower()
         and (name in parked if show == "parked" else is_system(name) == (show == "system"))
     ]
-    page = paged(seen, "/topics", kept)
+    page = paged(seen, "/topics", listed)
     return {"page": page, "rows": [_topic(seen, name) for name in page.rows], "show": show,
             "q": seen.query.get("q", "")}  # fmt: skip
 
 
 def topic(seen: Seen, name: str) -> Content:
-    """What the last count knows of one topic; the offsets are read beside."""
+    """Show what the last count knows of one topic; the offsets are read beside."""
     row = _topic(seen, name)
-    parked = next((one for one in seen.snapshot.status.parked if one.topic == name), None)
-    points = rates(_knowing(seen, name), lambda one: one.messages.get(name))
+    parked = next((row for row in seen.snapshot.status.parked if row.topic == name), None)
+    points = rates(_samples_with(seen, name), lambda sample: sample.messages.get(name))
     line = Line("messages", points)
     return {
         "topic": row,
@@ -280,7 +288,7 @@ def topic(seen: Seen, name: str) -> Content:
 
 
 def is_known_topic(seen: Seen, name: str) -> bool:
-    """Whether the last count met a topic, which may have no table yet."""
+    """Tell whether the last count met a topic, which may have no table yet."""
     status = seen.snapshot.status
     places = (status.messages, status.half_messages, seen.snapshot.topics.settings)
     return (
@@ -291,12 +299,12 @@ def is_known_topic(seen: Seen, name: str) -> bool:
 
 
 def parked_topics(seen: Seen) -> set[str]:
-    """The names of the topics that could not be written."""
-    return {one.topic for one in seen.snapshot.status.parked}
+    """Return the names of the topics that could not be written."""
+    return {parked.topic for parked in seen.snapshot.status.parked}
 
 
 def is_system(name: str) -> bool:
-    """Whether a topic is one of txmq itself: of retries, dead letters, traces, delays."""
+    """Tell whether a topic is one of txmq itself: of retries, dead letters, traces, delays."""
     try:
         check_stored_topic(name)
     except InvalidNameError:
@@ -317,17 +325,19 @@ def _topic(seen: Seen, name: str) -> dict[str, Any]:
         "files": size.files if size else 0,
         "size_bytes": size.size_bytes if size else 0,
         "rate": topic_rate(seen.samples, name),
-        "spark": sparkline(rates(_knowing(seen, name), lambda one: one.messages.get(name))),
+        "spark": sparkline(
+            rates(_samples_with(seen, name), lambda sample: sample.messages.get(name))
+        ),
         "is_parked": name in parked_topics(seen),
     }
 
 
-def _knowing(seen: Seen, name: str) -> list[Sample]:
-    return [one for one in named(seen.samples) if name in one.messages]
+def _samples_with(seen: Seen, name: str) -> list[Sample]:
+    return [sample for sample in named(seen.samples) if name in sample.messages]
 
 
 def _readers(seen: Seen, name: str) -> list[dict[str, Any]]:
-    """The groups that read a topic."""
+    """List the groups that read a topic, with their lag in it."""
     lags: dict[str, int] = {}
     for queue in seen.snapshot.lags:
         if queue.topic == name:
@@ -339,27 +349,27 @@ def _readers(seen: Seen, name: str) -> list[dict[str, Any]]:
 
 
 def groups(seen: Seen) -> Content:
-    """The consumer groups, those that are farthest behind first."""
+    """List the consumer groups, those that are farthest behind first."""
     ordered = sorted(seen.snapshot.groups, key=lambda group: (-group.lag, group.group))
     page = paged(seen, "/groups", ordered)
     rows = [
-        {"summary": one, "spark": sparkline(_lags(seen, one.group)),
+        {"summary": summary, "spark": sparkline(_lags(seen, summary.group)),
          "ownerless": sum(1 for queue in seen.snapshot.lags
-                          if queue.group == one.group and queue.owner is None)}
-        for one in page.rows
+                          if queue.group == summary.group and queue.owner is None)}
+        for summary in page.rows
     ]  # fmt: skip
     return {"page": page, "rows": rows, "damaged": sorted(seen.snapshot.damaged.items())[:TOP_MAX]}
 
 
 def group(seen: Seen, name: str) -> Content | None:
-    """One group, queue by queue; None where the last count knows none of this name."""
-    summary = next((one for one in seen.snapshot.groups if one.group == name), None)
+    """Show one group, queue by queue; None where the last count knows none of this name."""
+    summary = next((row for row in seen.snapshot.groups if row.group == name), None)
     if summary is None:
         return None
-    queues = [one for one in seen.snapshot.lags if one.group == name]
+    queues = [queue for queue in seen.snapshot.lags if queue.group == name]
     ordered = sorted(queues, key=lambda queue: (-queue.lag, queue.topic, queue.queue_id))
     line, waiting = Line("messages", _lags(seen, name)), seen.snapshot.delayed
-    read = sorted({queue.topic for queue in queues if not is_system(queue.topic)})
+    topics = sorted({queue.topic for queue in queues if not is_system(queue.topic)})
     return {
         "summary": summary,
         "page": paged(seen, f"/groups/{name}", ordered),
@@ -367,41 +377,41 @@ def group(seen: Seen, name: str) -> Content | None:
         "dead_letters": seen.snapshot.status.messages.get(DEAD_LETTER_PREFIX + name, 0),
         "retries": int(pc.sum(pc.equal(waiting["topic"], retry_topic(name))).as_py() or 0),
         "are_more": waiting.num_rows == DELAYED_MAX,
-        "commands": commands.of_group(seen.location, shown_name(name), [*map(shown_name, read)]),
+        "commands": commands.of_group(seen.location, shown_name(name), [*map(shown_name, topics)]),
     }
 
 
 def _lags(seen: Seen, name: str) -> list[Point]:
-    known: Value = lambda one: one.lags.get(name)  # noqa: E731 - it has a name for its type
-    return values([one for one in named(seen.samples) if name in one.lags], known)
+    samples = [sample for sample in named(seen.samples) if name in sample.lags]
+    return values(samples, lambda sample: sample.lags[name])
 
 
 # --- what waits -----------------------------------------------------------------------------------
 
 
 def dead_letters(seen: Seen) -> Content:
-    """Where dead letters are: of consumer groups, and of discarded transactions."""
+    """Show where dead letters are: of consumer groups, and of discarded transactions."""
     messages = seen.snapshot.status.messages
-    found = [
+    letters = [
         {"group": name.removeprefix(DEAD_LETTER_PREFIX), "messages": number}
         for name, number in sorted(messages.items(), key=lambda item: -item[1])
         if name.startswith(DEAD_LETTER_PREFIX) and number
     ]
     status = seen.snapshot.status
     listed = commands.txmq("List the discarded ones", "discarded", "list", seen.location)
-    return {"page": paged(seen, "/dead-letters", found), "discarded": status.discarded,
+    return {"page": paged(seen, "/dead-letters", letters), "discarded": status.discarded,
             "discarded_messages": status.dead_letters, "commands": [listed]}  # fmt: skip
 
 
 def delayed(seen: Seen) -> Content:
-    """The messages that wait for their time, those that are due first."""
+    """List the messages that wait for their time, those that are due first."""
     rows, status = seen.snapshot.delayed, seen.snapshot.status
     page = paged(seen, "/delayed", range(rows.num_rows))
     shown = rows.slice(page.first - 1, len(page.rows)).to_pylist()
     for row in shown:
         row["message_id"] = f"{row['transaction_id']}:{row['sequence']}"
         row["in_s"] = (row["deliver_timestamp"] - status.at).total_seconds()
-    line = Line("messages", values(seen.samples, lambda one: one.scheduled))
+    line = Line("messages", values(seen.samples, lambda sample: sample.scheduled))
     return {"page": page, "rows": shown, "total": status.scheduled, "lag_s": status.delay_lag_s,
             "listed": rows.num_rows,
             "chart": _chart("Delayed messages", "at each count", [line], _whole)}  # fmt: skip

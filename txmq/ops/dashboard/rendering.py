@@ -1,4 +1,7 @@
-"""HTML of templates: everything that others wrote is escaped, and shown by printable characters."""
+"""What pages are made of: HTML of templates, words for values, charts, commands to copy.
+
+Everything that others wrote is escaped, and shown by printable characters.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from txmq.errors import EnvironmentProblemError, TopicBehindError
+from txmq.ground import amounts
 from txmq.ground.printable import printable
 from txmq.message.lifecycle import TransactionState
 from txmq.message.names import namespace_of, shown_name, unwrapped
@@ -21,16 +25,191 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-# --- charts:
-
+# Titles and paths of the pages in the navigation.
+PAGES = (
+    ("overview", "/", "Overview"),
+    ("transactions", "/transactions", "Transactions"),
+    ("topics", "/topics", "Topics"),
+    ("groups", "/groups", "Groups"),
+    ("dead-letters", "/dead-letters", "Dead letters"),
+    ("delayed", "/delayed", "Delayed"),
+    ("search", "/search", "Search"),
+)
+# Under which entry of the navigation a page is.
+PARENTS = {
+    "transaction": "transactions", "message": "search", "topic": "topics", "group": "groups",
+    "letters": "dead-letters",
+}  # fmt: skip
+# So many first characters of a long id are shown.
+ID_SHOWN = 13
+# What was not measured, or is not there.
+NOTHING = "–"  # noqa: RUF001 - a dash of people
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+KIB = 1024
+SELDOM, WHOLE = 0.1, 100
 WIDTH, HEIGHT = 600.0, 120.0
 SPARK_WIDTH, SPARK_HEIGHT = 120.0, 28.0
 # Of fewer values nothing is drawn.
 LEAST = 2
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+# Stands in a command where a person writes the reason.
+WHY = "WHY"
+# These have no dry run.
+_AT_ONCE = frozenset({"recheck", "maintenance", "serve"})
 
 # A moment in seconds, and the value then; None where nothing was measured.
 Point = tuple[float, float | None]
+
+
+class Pages:
+    """The templates of all pages.
+
+    Raises: EnvironmentProblemError where Jinja2 is not installed.
+    """
+
+    version = ""
+
+    def __init__(self, location: str, *, show_bodies: bool = False) -> None:
+        """Load nothing yet."""
+        self._environment = _environment()
+        self._common = {"location": location, "show_bodies": show_bodies}
+
+    def html(self, template: str, content: Mapping[str, Any]) -> str:
+        """Render a page."""
+        place = PARENTS.get(template, template)
+        loaded = self._environment.get_template(f"{template}.html")
+        return loaded.render({**self._common, "version": self.version, "place": place, **content})
+
+
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ModuleNotFoundError as error:
+        problem = "the dashboard needs the package jinja2"
+        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[dashboard]'`") from error
+    environment = Environment(
+        loader=PackageLoader("txmq.ops.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "moment": moment, "clock": clock_time, "duration": duration,
+        "count": count, "rate": rate, "size": size, "hours": hours,
+        "name": shown_name, "path": lambda text: quote(str(text), safe=""), "value": value,
+        "short_id": short_id, "detail": detail, "svg": svg, "iso": iso,
+    }  # fmt: skip
+    environment.globals |= {"counted": amounts.counted, "pages": PAGES}
+    return environment
+
+
+def shown(text: Any) -> Any:
+    """Return what a page shows for a value: nothing for None, and only printable characters."""
+    if text is None:
+        return ""
+    if isinstance(text, str) and not hasattr(text, "__html__"):
+        return printable(text)
+    return text
+
+
+def value(item: Any, name: str = "") -> str:
+    """Write a detail of an event; its name has its unit."""
+    if name.endswith("_s"):
+        return duration(item)
+    if name.endswith("_bytes"):
+        return size(item)
+    match item:
+        case datetime():
+            text = moment(item)
+        case bool():
+            text = "yes" if item else "no"
+        case int():
+            text = count(item)
+        case list() | tuple():
+            text = ", ".join(map(value, item))
+        case _:
+            text = str(item)
+    return text
+
+
+def detail(name: str) -> str:
+    """Name a detail without its unit."""
+    return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+
+
+def short_id(text: str) -> str:
+    """Shorten an id to what tells it from its neighbours; a text that is no id stays whole."""
+    return text if len(text) <= ID_SHOWN * 2 else f"{text[:ID_SHOWN]}…{text[-5:]}"
+
+
+def svg(drawn: Chart | str) -> Any:
+    """Mark a chart of this file as HTML: the only text that is not escaped again."""
+    from markupsafe import Markup
+
+    return Markup(drawn.svg if isinstance(drawn, Chart) else drawn)  # noqa: S704 - of numbers
+
+
+def iso(at: datetime) -> str:
+    """Write a time for machines."""
+    return at.astimezone(UTC).isoformat(timespec="seconds")
+
+
+# --- words for values
+
+
+def moment(at: datetime | None) -> str:
+    """Write a date and time, in UTC and saying so."""
+    return NOTHING if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def clock_time(at_s: float) -> str:
+    """Write the time of day of seconds since 1970, in UTC and saying so."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%H:%M:%S UTC")
+
+
+def duration(seconds: float | None) -> str:
+    """Write a length of time with its two largest units: 3 d 4 h, 42 s, 27 ms."""
+    return NOTHING if seconds is None else amounts.duration(seconds)
+
+
+def count(number: int | None) -> str:
+    """Write a whole number with commas."""
+    return NOTHING if number is None else f"{number:,}"
+
+
+def rate(per_s: float | None) -> str:
+    """Write how often in a second; seldom things in a minute or an hour."""
+    if per_s is None:
+        return NOTHING
+    if per_s <= 0:
+        return "0/s"
+    if per_s >= SELDOM:
+        return f"{_three_digits(per_s)}/s"
+    if per_s * 60 >= SELDOM:
+        return f"{_three_digits(per_s * 60)}/min"
+    return f"{_three_digits(per_s * 3600)}/h"
+
+
+def size(size_bytes: int) -> str:
+    """Write a number of bytes with a unit of 1024."""
+    value, place = float(size_bytes), 0
+    while value >= KIB and place < len(_SIZES) - 1:
+        value, place = value / KIB, place + 1
+    return f"{size_bytes} B" if place == 0 else f"{value:.1f} {_SIZES[place]}"
+
+
+def hours(reserved_h: float | None) -> str:
+    """Write how long messages are kept."""
+    return "for ever" if reserved_h is None else duration(reserved_h * 3600)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= WHOLE else f"{value:.3g}"
+
+
+# --- charts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +236,7 @@ class Chart:
 
 
 def chart(lines: Sequence[Line], label: str) -> Chart | None:
-    """The lines over one another, from zero; None where there are not two moments.
+    """Draw the lines over one another, from zero; None where there are not two moments.
 
     Args:
         lines: the first one is filled.
@@ -78,7 +257,7 @@ def chart(lines: Sequence[Line], label: str) -> Chart | None:
 
 
 def sparkline(points: Sequence[Point]) -> str:
-    """A small line without axes; an empty text where there are not two values.
+    """Draw a small line without axes; an empty text where there are not two values.
 
     It adds nothing to the number beside it, so nobody is read it out.
     """
@@ -90,7 +269,7 @@ def sparkline(points: Sequence[Point]) -> str:
 
 
 def nice_top(highest: float) -> float:
-    """The next round number above; 1 for nothing, or as good as nothing."""
+    """Return the next round number above; 1 for nothing, or as good as nothing."""
     # Of less there is no power of ten.
     if highest < float_info.min:
         return 1.0
@@ -109,7 +288,7 @@ class _Box:
     top: float
 
     def drawn(self, points: Sequence[Point], number: int) -> str:
-        """The line and, below the first one, its area; a gap where nothing was measured."""
+        """Draw a line and, below the first one, its area; a gap where nothing was measured."""
         parts = []
         for run in _runs(points):
             places = [self._place(at_s, value) for at_s, value in run]
@@ -125,9 +304,9 @@ class _Box:
     def _place(self, at_s: float, value: float) -> tuple[float, float]:
         length_s = self.end_s - self.begin_s or 1.0
         x = (at_s - self.begin_s) / length_s * self.width
-        part = min(1.0, max(0.0, value / self.top))
+        share = min(1.0, max(0.0, value / self.top))
         # The line is drawn inside the picture, not half beside it.
-        return x, self.height - 1.5 - part * (self.height - 3.0)
+        return x, self.height - 1.5 - share * (self.height - 3.0)
 
 
 def _runs(points: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
@@ -151,9 +330,7 @@ def _svg(kind: str, width: float, height: float, content: str, label: str | None
     )
 
 
-# --- commands:
-
-WHY = "WHY"
+# --- commands to copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,32 +348,10 @@ class Command:
     acts_at_once: bool = False
 
 
-def word(text: str) -> str:
-    """The text as one word of a shell, made of printable characters alone.
-
-    What a terminal could obey is written as escapes ($'…' of bash and zsh).
-    """
-    if printable(text) == text and text.isprintable():
-        return shlex.quote(text)
-    escaped = "".join(_escaped(character) for character in text)
-    return f"$'{escaped}'"
-
-
-# These have no dry run.
-_AT_ONCE = frozenset({"recheck", "maintenance", "serve"})
-
-
-def txmq(purpose: str, *words: str, is_changing: bool = False, reason: str | None = WHY) -> Command:
-    """A call of `txmq`; each word is quoted. Changes get a reason and wait for `--apply`."""
-    given = ("--reason", reason) if is_changing and reason else ()
-    text = " ".join(["txmq", *map(word, (*words, *given))])
-    return Command(purpose, text, is_changing, words[0] in _AT_ONCE)
-
-
 def of_transaction(
     location: str, transaction_id: str, state: TransactionState | None, *, is_set_aside: bool
 ) -> list[Command]:
-    """What can be done about a transaction in this state."""
+    """List what can be done about a transaction in this state."""
     named = (location, transaction_id)
     if is_set_aside:
         purpose = "Give its unreadable messages up"
@@ -215,7 +370,7 @@ def of_transaction(
 
 
 def of_delayed(location: str, message_id: str, stored_group: str) -> list[Command]:
-    """What can be done about a message that waits for its time."""
+    """List what can be done about a message that waits for its time."""
     namespace = namespace_of(stored_group)
     within = () if namespace is None else ("--namespace", namespace)
     purpose = "Whether it can be taken back; without --dry-run it is"
@@ -223,14 +378,8 @@ def of_delayed(location: str, message_id: str, stored_group: str) -> list[Comman
     return [txmq(purpose, "recall", location, message_id, "--group", group, *within, "--dry-run")]
 
 
-def recheck(location: str) -> Command:
-    """Ask the listeners, which without a settings file are live producers alone."""
-    purpose = "Ask all due listeners now; --config FILE names those of a broker's settings file"
-    return txmq(purpose, "recheck", location)
-
-
 def of_topic(location: str, topic: str, *, parked: str | None) -> list[Command]:
-    """What can be done about a topic; `parked` is why it is, if it is."""
+    """List what can be done about a topic; `parked` is why it is parked, None if it is not."""
     read = txmq("Read it", "consume", location, topic, "--follow")
     settings = txmq("Its settings", "topics", "describe", location, topic)
     rebuild = txmq("Compare it with half and settled", "rebuild-topic", location, topic)
@@ -243,7 +392,7 @@ def of_topic(location: str, topic: str, *, parked: str | None) -> list[Command]:
 
 
 def of_group(location: str, group: str, topics: list[str]) -> list[Command]:
-    """What can be done about a consumer group."""
+    """List what can be done about a consumer group."""
     named = ("--group", group)
     resets = [
         txmq(f"Move it to the end of {topic}", "offsets", "reset", location, group,
@@ -266,203 +415,33 @@ def of_dead_letters(location: str, group: str) -> list[Command]:
     ]
 
 
+def recheck(location: str) -> Command:
+    """Ask the listeners, which without a settings file are live producers alone."""
+    purpose = "Ask all due listeners now; --config FILE names those of a broker's settings file"
+    return txmq(purpose, "recheck", location)
+
+
+def txmq(purpose: str, *words: str, is_changing: bool = False, reason: str | None = WHY) -> Command:
+    """Make a call of `txmq`; each word is quoted. Changes get a reason and wait for `--apply`."""
+    why = ("--reason", reason) if is_changing and reason else ()
+    text = " ".join(["txmq", *map(word, (*words, *why))])
+    return Command(purpose, text, is_changing, words[0] in _AT_ONCE)
+
+
+def word(text: str) -> str:
+    """Quote a text as one word of a shell, made of printable characters alone.
+
+    What a terminal could obey is written as escapes ($'…' of bash and zsh).
+    """
+    if printable(text) == text and text.isprintable():
+        return shlex.quote(text)
+    escaped = "".join(_escaped(character) for character in text)
+    return f"$'{escaped}'"
+
+
 def _escaped(character: str) -> str:
     if character in "\\'":
         return "\\" + character
     if character.isprintable():
         return character
     return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
-
-
-# --- words:
-
-# What was not measured, or is not there.
-NOTHING = "–"  # noqa: RUF001 - a dash of people
-_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-KIB = 1024
-# Below it a tenth counts.
-EXACT_S = 10
-SELDOM, WHOLE = 0.1, 100
-
-
-def moment(at: datetime | None) -> str:
-    """A time of a day, in UTC and saying so."""
-    return NOTHING if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def clock_time(at_s: float) -> str:
-    """The time of day of seconds since 1970, in UTC and saying so."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%H:%M:%S UTC")
-
-
-def duration(seconds: float | None) -> str:
-    """A length of time with its two largest units: 3 d 4 h, 42 s, 27 ms."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 1:
-        return "0 s" if seconds <= 0 else f"{max(1, round(seconds * 1000))} ms"
-    if seconds < EXACT_S:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    place = next(place for place, (size, _) in enumerate(_STEPS) if whole >= size)
-    (size, unit), *smaller = _STEPS[place:]
-    text = f"{whole // size} {unit}"
-    if smaller and (rest := whole % size // smaller[0][0]):
-        text += f" {rest} {smaller[0][1]}"
-    return text
-
-
-def count(number: int | None) -> str:
-    """A whole number with commas."""
-    return NOTHING if number is None else f"{number:,}"
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """A number and what it counts: 1 message, 2 messages."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def rate(per_s: float | None) -> str:
-    """How often in a second; seldom things in a minute or an hour."""
-    if per_s is None:
-        return NOTHING
-    if per_s <= 0:
-        return "0/s"
-    if per_s >= SELDOM:
-        return f"{_three_digits(per_s)}/s"
-    if per_s * 60 >= SELDOM:
-        return f"{_three_digits(per_s * 60)}/min"
-    return f"{_three_digits(per_s * 3600)}/h"
-
-
-def size(size_bytes: int) -> str:
-    """Bytes with a unit of 1024."""
-    value, place = float(size_bytes), 0
-    while value >= KIB and place < len(_SIZES) - 1:
-        value, place = value / KIB, place + 1
-    return f"{size_bytes} B" if place == 0 else f"{value:.1f} {_SIZES[place]}"
-
-
-def hours(reserved_h: float | None) -> str:
-    """How long messages are kept."""
-    return "for ever" if reserved_h is None else duration(reserved_h * 3600)
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= WHOLE else f"{value:.3g}"
-
-
-# --- rendering:
-
-# Titles and paths of the pages in the navigation.
-PAGES = (
-    ("overview", "/", "Overview"),
-    ("transactions", "/transactions", "Transactions"),
-    ("topics", "/topics", "Topics"),
-    ("groups", "/groups", "Groups"),
-    ("dead-letters", "/dead-letters", "Dead letters"),
-    ("delayed", "/delayed", "Delayed"),
-    ("search", "/search", "Search"),
-)
-# Under which entry of the navigation a page is.
-PARENTS = {
-    "transaction": "transactions", "message": "search", "topic": "topics", "group": "groups",
-    "letters": "dead-letters",
-}  # fmt: skip
-ID_SHOWN = 13
-
-
-class Pages:
-    """Templates of this room.
-
-    Raises: EnvironmentProblemError where Jinja2 is not installed.
-    """
-
-    version = ""
-
-    def __init__(self, location: str, *, show_bodies: bool = False) -> None:
-        """Load nothing yet."""
-        self._environment = _environment()
-        self._common = {"location": location, "show_bodies": show_bodies}
-
-    def html(self, template: str, content: Mapping[str, Any]) -> str:
-        """A page."""
-        place = PARENTS.get(template, template)
-        loaded = self._environment.get_template(f"{template}.html")
-        return loaded.render({**self._common, "version": self.version, "place": place, **content})
-
-
-def _environment() -> Environment:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ModuleNotFoundError as error:
-        problem = "the dashboard needs the package jinja2"
-        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[dashboard]'`") from error
-    made = Environment(
-        loader=PackageLoader("txmq.ops.dashboard"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {
-        "moment": moment, "clock": clock_time, "duration": duration,
-        "count": count, "rate": rate, "size": size, "hours": hours,
-        "name": shown_name, "path": lambda text: quote(str(text), safe=""), "value": value,
-        "short_id": short_id, "detail": detail, "svg": svg, "iso": iso,
-    }  # fmt: skip
-    made.globals |= {"counted": counted, "pages": PAGES}
-    return made
-
-
-def shown(text: Any) -> Any:
-    """What stands in a page for a value: nothing for None, and only characters that show."""
-    if text is None:
-        return ""
-    if isinstance(text, str) and not hasattr(text, "__html__"):
-        return printable(text)
-    return text
-
-
-def value(item: Any, name: str = "") -> str:
-    """A detail of an event; its name has its unit."""
-    if name.endswith("_s"):
-        return duration(item)
-    if name.endswith("_bytes"):
-        return size(item)
-    match item:
-        case datetime():
-            text = moment(item)
-        case bool():
-            text = "yes" if item else "no"
-        case int():
-            text = count(item)
-        case list() | tuple():
-            text = ", ".join(map(value, item))
-        case _:
-            text = str(item)
-    return text
-
-
-def detail(name: str) -> str:
-    """The name of a detail without its unit."""
-    return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
-
-
-def short_id(text: str) -> str:
-    """The part of an id that tells it from its neighbours; all of a text that is no id."""
-    return text if len(text) <= ID_SHOWN * 2 else f"{text[:ID_SHOWN]}…{text[-5:]}"
-
-
-def svg(drawn: Chart | str) -> Any:
-    """A chart that this room drew: the only text that is not escaped again."""
-    from markupsafe import Markup
-
-    return Markup(drawn.svg if isinstance(drawn, Chart) else drawn)  # noqa: S704 - of numbers
-
-
-def iso(at: datetime) -> str:
-    """A time for machines."""
-    return at.astimezone(UTC).isoformat(timespec="seconds")

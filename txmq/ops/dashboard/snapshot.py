@@ -1,9 +1,11 @@
-"""Counts a store from time to time; pages show what the last count saw and read nothing for it."""
+"""Counts a store for the dashboard: the last snapshot, and a history of samples for charts.
+
+Pages show what the last count saw and read nothing for it.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.check.open_transactions import open_transactions
-from txmq.consumer.lag import DamagedGroups, QueueLag, readable_groups
-from txmq.ground.clock import Clock, SystemClock
+from txmq.consumer.lag import QueueLag
+from txmq.ground.clock import Clock
 from txmq.ground.columns import times_ms
 from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.ops.admin.groups import GroupSummary, summary_of
-from txmq.ops.admin.status import Admin, Status
+from txmq.ops.admin.status import Status
 from txmq.ops.dashboard.rendering import LEAST, Point
 from txmq.ops.metrics.figures import capped
+from txmq.ops.metrics.meter import StoreCount, StoreLook
 from txmq.publish.progress import end_latency
 from txmq.publish.settle import are_ended
 from txmq.store.settled import NOTHING
@@ -31,7 +34,14 @@ if TYPE_CHECKING:
     from txmq.store.topic_settings import RegisteredTopics
 
 
-# --- still:
+# Of more than these the oldest, or those that are due first, are listed.
+OPEN_MAX = 10_000
+DELAYED_MAX = 1_000
+DELAYED_COLUMNS = ("transaction_id", "sequence", "topic", "deliver_timestamp")
+_FACTS = ("transaction_id", "state", "op_version", "op_timestamp", "settled_timestamp")
+# An hour of counts each 15 seconds; of single topics and groups five minutes.
+SAMPLES_MAX = 240
+NAMED_MAX = 20
 
 
 class QueueKey(NamedTuple):
@@ -43,31 +53,27 @@ class QueueKey(NamedTuple):
     reader: str
 
 
-class StillQueues:
-    """Remembers of the last count alone where each queue stood. Not safe for several threads."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one count saw.
 
-    def __init__(self) -> None:
-        """Nothing is seen yet."""
-        self._since: dict[QueueKey, tuple[int, float]] = {}
+    Attributes:
+        open_rows: the oldest OPEN_MAX transactions without a final end.
+        states: how many there are in all, by their state.
+        delayed: DELAYED_COLUMNS of the messages that are due first.
+        damaged: why a consumer group cannot be read, by its name.
+        still_s: how long each queue with messages has had a member and the same next offset.
+    """
 
-    def seen(self, lags: Sequence[QueueLag], at_s: float) -> dict[QueueKey, float]:
-        """How long each queue with messages and a member has stood still, of those that do."""
-        since: dict[QueueKey, tuple[int, float]] = {}
-        for queue in lags:
-            if queue.lag and queue.owner is not None:
-                key = QueueKey(queue.group, queue.topic, queue.queue_id, queue.reader)
-                offset, since_s = self._since.get(key, (queue.next_offset, at_s))
-                has_moved = offset != queue.next_offset
-                since[key] = (queue.next_offset, at_s if has_moved else since_s)
-        self._since = since
-        return {key: max(0.0, at_s - since_s) for key, (_, since_s) in since.items()}
-
-
-# --- history:
-
-# An hour of counts each 15 seconds; of single topics and groups five minutes.
-SAMPLES_MAX = 240
-NAMED_MAX = 20
+    status: Status
+    lags: tuple[QueueLag, ...]
+    groups: tuple[GroupSummary, ...]
+    topics: RegisteredTopics
+    open_rows: pa.Table
+    states: Mapping[str, int]
+    delayed: pa.Table
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    still_s: Mapping[QueueKey, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,108 +107,11 @@ class Sample:
 Value = Callable[[Sample], float | None]
 
 
-class History:
-    """The newest samples; safe for several threads."""
-
-    def __init__(self) -> None:
-        """Nothing is seen yet."""
-        self._lock = threading.Lock()
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
-
-    def add(self, sample: Sample) -> None:
-        """Keep one more; names of topics and groups are kept for NAMED_MAX samples only."""
-        kept = replace(sample, messages=_capped(sample.messages), lags=_capped(sample.lags))
-        with self._lock:
-            self._samples.append(kept)
-            if len(self._samples) > NAMED_MAX:
-                place = len(self._samples) - NAMED_MAX - 1
-                old = self._samples[place]
-                total = {"": old.lag} if old.lags else {}
-                self._samples[place] = replace(old, messages={}, lags=total)
-
-    def samples(self) -> list[Sample]:
-        """All that are kept, oldest first."""
-        with self._lock:
-            return list(self._samples)
-
-
-def values(samples: Sequence[Sample], value: Value) -> list[Point]:
-    """A value of each sample."""
-    return [(sample.at_s, value(sample)) for sample in samples]
-
-
-def rates(samples: Sequence[Sample], value: Value) -> list[Point]:
-    """How much a count grew in a second, at each sample but the first.
-
-    A count that fell, because retention took rows or a table was restored, did not grow.
-    """
-    points: list[Point] = []
-    for before, after in pairwise(samples):
-        first, last = value(before), value(after)
-        took_s = after.at_s - before.at_s
-        known = first is not None and last is not None and took_s > 0
-        points.append((after.at_s, max(0.0, (last - first) / took_s) if known else None))  # type: ignore[operator]
-    return points
-
-
-def named(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """The samples that still tell topics and groups apart."""
-    return samples[-NAMED_MAX:]
-
-
-def topic_rate(samples: Sequence[Sample], topic: str) -> float | None:
-    """Messages a second over the samples that know topics; None before the second one."""
-    known = [sample for sample in named(samples) if topic in sample.messages]
-    if len(known) < LEAST:
-        return None
-    took_s = known[-1].at_s - known[0].at_s
-    grown = known[-1].messages[topic] - known[0].messages[topic]
-    return max(0.0, grown / took_s) if took_s > 0 else None
-
-
-def _capped(counts: Mapping[str, int]) -> dict[str, int]:
-    samples = capped({(name,): float(number) for name, number in counts.items()})
-    return {name: int(number) for (name,), number in samples.items()}
-
-
-# --- snapshot:
-
-# Of more than these the oldest, or those that are due first, are listed.
-OPEN_MAX = 10_000
-DELAYED_MAX = 1_000
-_FACTS = ("transaction_id", "state", "op_version", "op_timestamp", "settled_timestamp")
-DELAYED_COLUMNS = ("transaction_id", "sequence", "topic", "deliver_timestamp")
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What one count saw.
-
-    Attributes:
-        open_rows: the oldest OPEN_MAX transactions without a final end.
-        states: how many there are in all, by their state.
-        delayed: DELAYED_COLUMNS of the messages that are due first.
-        damaged: why a consumer group cannot be read, by its name.
-        still_s: how long each queue with messages has had a member and the same next offset.
-        took_s: how long the count took.
-    """
-
-    status: Status
-    lags: tuple[QueueLag, ...]
-    groups: tuple[GroupSummary, ...]
-    topics: RegisteredTopics
-    open_rows: pa.Table
-    states: Mapping[str, int]
-    delayed: pa.Table
-    took_s: float
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    still_s: Mapping[QueueKey, float] = field(default_factory=dict)
-
-
-class Counting:
+class Counting(StoreCount[Snapshot]):
     """Counts a store when it is told to, and keeps the last count and a history of all.
 
-    Safe for several threads: `count` in one of them, everything else in any.
+    A count reads besides: the list of open transactions; of the schedule the days that are due
+    first; new facts.
 
     Args:
         store: the store to count.
@@ -211,66 +120,47 @@ class Counting:
 
     def __init__(self, store: Store, clock: Clock | None = None) -> None:
         """Count nothing yet."""
-        self._store, self._clock = store, clock or SystemClock()
-        self._lock = threading.Lock()
-        self._failure: str | None = None
-        self._damaged = DamagedGroups()
+        super().__init__(store, clock)
         self._still = StillQueues()
         self._settled: int | None = None
         self.history = History()
-        self._last: Snapshot | None = None
 
     @property
     def last(self) -> Snapshot | None:
         """The last count; None before the first."""
-        with self._lock:
-            return self._last
+        return self._count.result
+
+    @property
+    def took_s(self) -> float:
+        """How long the last count took."""
+        return self._count.took_s
 
     @property
     def failure(self) -> str | None:
         """Why the newest count failed, if it did; the one before it is shown meanwhile."""
-        with self._lock:
-            return self._failure
+        return self._count.failure
 
-    def count(self) -> float:
-        """Count once; returns how long it took, in seconds.
-
-        Reads: as `Admin.status`, `ConsumerLag.of_all` and the list of open transactions; of the
-        schedule the days that are due first; new facts. Commits: 0. Raises: StorageError.
-        """
-        begun_s = time.monotonic()
-        try:
-            snapshot, sample = self._counted(begun_s)
-        except BaseException as error:
-            with self._lock:
-                self._failure = f"{type(error).__name__}: {error}"
-            raise
-        with self._lock:
-            self._last, self._failure = snapshot, None
-        self.history.add(sample)
-        return snapshot.took_s
-
-    def _counted(self, begun_s: float) -> tuple[Snapshot, Sample]:
-        status = Admin(self._store, clock=self._clock).status()
-        groups = readable_groups(self._store, self._clock, self._damaged.of_a_look())
-        lags = tuple(lag for group in groups for lag in group.queues)
+    def _result(self, look: StoreLook) -> Snapshot:
         rows = open_transactions(self._store, clock=self._clock)
         snapshot = Snapshot(
-            status,
-            lags,
-            tuple(summary_of(group, self._clock) for group in groups),
+            look.status,
+            look.lags,
+            tuple(summary_of(group, self._clock) for group in look.groups),
             self._store.tables.topic_register().read(),
             rows.slice(0, OPEN_MAX).combine_chunks(),
             counts_of(rows["state"]),
             self._delayed(),
-            time.monotonic() - begun_s,
-            self._damaged.problems,
-            self._still.seen(lags, status.at.timestamp()),
+            look.damaged,
+            self._still.seen(look.lags, look.status.at.timestamp()),
         )
-        return snapshot, _sample(snapshot, *self._latencies())
+        self.history.add(_sample(snapshot, *self._latencies()))
+        return snapshot
 
     def _latencies(self) -> tuple[Histogram, Histogram]:
-        """Of the facts since the last count; of the first count nothing."""
+        """Measure the facts since the last count: from half to end, and from claim to fact.
+
+        The first count measures nothing.
+        """
         settled = self._store.tables.logs().settled
         before, self._settled = self._settled, settled.mark
         if before is None or settled.mark <= before:
@@ -281,7 +171,7 @@ class Counting:
         return end_latency(timed), Histogram.of(took_ms)
 
     def _delayed(self) -> pa.Table:
-        """The messages that are due first, day by day until there are enough."""
+        """Read the messages that are due first, day by day until there are enough."""
         logs = self._store.tables.logs()
         schedule, settled = logs.schedule.refresh(), logs.settled
         columns = [schedule.table.schema.columns.field(name) for name in DELAYED_COLUMNS]
@@ -295,9 +185,52 @@ class Counting:
         return rows.sort_by("deliver_timestamp").slice(0, DELAYED_MAX).combine_chunks()
 
 
-def counts_of(values: pa.ChunkedArray) -> dict[str, int]:
-    """How often each value is there; no Python object for each row."""
-    return {row["values"]: row["counts"] for row in pc.value_counts(values).to_pylist()}
+class History:
+    """The newest samples; safe for several threads."""
+
+    def __init__(self) -> None:
+        """Keep no sample yet."""
+        self._lock = threading.Lock()
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+
+    def add(self, sample: Sample) -> None:
+        """Keep one more; names of topics and groups are kept for NAMED_MAX samples only."""
+        newest = replace(sample, messages=_capped(sample.messages), lags=_capped(sample.lags))
+        with self._lock:
+            self._samples.append(newest)
+            if len(self._samples) > NAMED_MAX:
+                place = len(self._samples) - NAMED_MAX - 1
+                old = self._samples[place]
+                total = {"": old.lag} if old.lags else {}
+                self._samples[place] = replace(old, messages={}, lags=total)
+
+    def samples(self) -> list[Sample]:
+        """Return all samples that are kept, oldest first."""
+        with self._lock:
+            return list(self._samples)
+
+
+class StillQueues:
+    """Remembers of the last count alone where each queue stood. Not safe for several threads."""
+
+    def __init__(self) -> None:
+        """Remember no queue yet."""
+        self._since: dict[QueueKey, tuple[int, float]] = {}
+
+    def seen(self, lags: Sequence[QueueLag], at_s: float) -> dict[QueueKey, float]:
+        """Note where the queues stand; return how long each one has stood still.
+
+        Only queues with messages and a member are noted.
+        """
+        since: dict[QueueKey, tuple[int, float]] = {}
+        for queue in lags:
+            if queue.lag and queue.owner is not None:
+                key = QueueKey(queue.group, queue.topic, queue.queue_id, queue.reader)
+                offset, since_s = self._since.get(key, (queue.next_offset, at_s))
+                has_moved = offset != queue.next_offset
+                since[key] = (queue.next_offset, at_s if has_moved else since_s)
+        self._since = since
+        return {key: max(0.0, at_s - since_s) for key, (_, since_s) in since.items()}
 
 
 def _sample(snapshot: Snapshot, ends: Histogram, settles: Histogram) -> Sample:
@@ -321,3 +254,48 @@ def _by_group(lags: Sequence[QueueLag]) -> dict[str, int]:
     for queue in lags:
         counts[queue.group] += queue.lag
     return dict(counts)
+
+
+def counts_of(values: pa.ChunkedArray) -> dict[str, int]:
+    """Count how often each value is there, without a Python object for each row."""
+    return {row["values"]: row["counts"] for row in pc.value_counts(values).to_pylist()}
+
+
+def values(samples: Sequence[Sample], value: Value) -> list[Point]:
+    """Return a value of each sample as points of a line."""
+    return [(sample.at_s, value(sample)) for sample in samples]
+
+
+def rates(samples: Sequence[Sample], value: Value) -> list[Point]:
+    """Return how much a count grew in a second, at each sample but the first.
+
+    A count that fell, because retention took rows or a table was restored, did not grow.
+    """
+    points: list[Point] = []
+    for before, after in pairwise(samples):
+        first, last = value(before), value(after)
+        took_s = after.at_s - before.at_s
+        has_rate = first is not None and last is not None and took_s > 0
+        points.append((after.at_s, max(0.0, (last - first) / took_s) if has_rate else None))  # type: ignore[operator]
+    return points
+
+
+def named(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return the samples that still tell topics and groups apart."""
+    return samples[-NAMED_MAX:]
+
+
+def topic_rate(samples: Sequence[Sample], topic: str) -> float | None:
+    """Return messages a second over the samples that know the topic; None before the second one."""
+    with_topic = [sample for sample in named(samples) if topic in sample.messages]
+    if len(with_topic) < LEAST:
+        return None
+    first, last = with_topic[0], with_topic[-1]
+    took_s = last.at_s - first.at_s
+    grown = last.messages[topic] - first.messages[topic]
+    return max(0.0, grown / took_s) if took_s > 0 else None
+
+
+def _capped(counts: Mapping[str, int]) -> dict[str, int]:
+    samples = capped({(name,): float(number) for name, number in counts.items()})
+    return {name: int(number) for (name,), number in samples.items()}

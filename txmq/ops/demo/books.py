@@ -55,7 +55,7 @@ class Books:
         self._connection.executescript(_SCHEMA)
 
     def record(self, planned: PlannedTransaction, transaction_id: str, decision: Decision) -> None:
-        """The local transaction: write its decision and its departures, all or nothing.
+        """Do the local transaction: write its decision and its departures, all or nothing.
 
         Raises: FencedError if the check has answered before.
         """
@@ -85,31 +85,31 @@ class Books:
             connection.execute("INSERT OR IGNORE INTO commits VALUES (?, ?)", row)
 
     def finished(self) -> set[int]:
-        """The numbers of the plan that a dispatcher need not work on any more."""
+        """Return the numbers of the plan that a dispatcher need not work on any more."""
         return {number for (number,) in self._rows("SELECT number FROM finished")}
 
     def has_finished(self, number: int) -> bool:
-        """Whether one number of the plan is finished."""
+        """Tell whether one number of the plan is finished."""
         query = "SELECT 1 FROM finished WHERE number = ?"
         with self._lock:
             return self._connection.execute(query, (number,)).fetchone() is not None
 
     def fates(self) -> dict[str, int]:
-        """The number in the plan of each transaction that went as planned."""
+        """Return the number in the plan of each transaction that went as planned."""
         return dict(self._rows("SELECT transaction_id, number FROM finished"))
 
     def departures(self) -> list[tuple[int, str, str, str]]:
-        """Flight, transaction, carrier and topics of every departure that was done."""
+        """Return flight, transaction, carrier and topics of every departure that was done."""
         query = """SELECT flight_id, transaction_id, carrier, topics FROM departures
             JOIN transactions USING (transaction_id) WHERE decision = 'DONE'"""
         return list(self._rows(query))
 
     def commits(self) -> dict[str, float]:
-        """When each `commit()` returned, in seconds since 1970."""
+        """Return when each `commit()` returned, in seconds since 1970."""
         return dict(self._rows("SELECT transaction_id, returned_s FROM commits"))
 
     def answer(self, transaction_id: str, check_times: int) -> LocalTransactionState:
-        """The state of a local transaction; writes a fence where it has no row."""
+        """Return the state of a local transaction; write a fence where it has no row."""
         with self._writing() as connection:
             # The fence: without it a slow dispatcher could still depart after our ROLLBACK.
             fence = "INSERT OR IGNORE INTO transactions (transaction_id, decision) VALUES (?, ?)"
@@ -130,7 +130,7 @@ class Books:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One SQLite transaction; other processes wait for it."""
+        """Hold one SQLite transaction; other processes wait for it."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -153,7 +153,7 @@ class DepartureListener:
     def execute_local_transaction(
         self, message: HalfMessage, argument: object
     ) -> LocalTransactionState:
-        """Not used: the dispatchers execute, the broker only asks."""
+        """Refuse: the dispatchers execute, the broker only asks."""
         raise NotImplementedError
 
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:

@@ -104,7 +104,7 @@ def serve(folder: DemoFolder) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The process; exit code 0 after a signal."""
+    """Run the process; return exit code 0 after a signal."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("txmq").setLevel(logging.INFO)
     watch_parent(threading.Event())

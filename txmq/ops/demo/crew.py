@@ -72,7 +72,7 @@ class Crew:
         self.broker = self._started("txmq.ops.demo.broker", arguments, "broker")
 
     def is_serving(self) -> bool:
-        """Whether the broker is ready.
+        """Tell whether the broker is ready, and note since when.
 
         Raises: EnvironmentProblemError if the broker ended by itself.
         """
@@ -87,7 +87,7 @@ class Crew:
         return ready
 
     def served_s(self) -> float:
-        """How long this broker has served."""
+        """Return how long this broker has served."""
         return time.time() - self._ready_s if self.is_serving() and self._ready_s else 0.0
 
     def kill_broker(self, harm: Callable[[DemoFolder, int], None] | None = None) -> None:

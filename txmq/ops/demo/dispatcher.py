@@ -52,19 +52,19 @@ class Departure:
     """The local transaction of one dispatcher, as a listener."""
 
     def __init__(self, books: Books) -> None:
-        """`books` are the dispatcher's own tables."""
+        """Keep the dispatcher's own tables."""
         self._books = books
 
     def execute_local_transaction(
         self, message: HalfMessage, argument: object
     ) -> LocalTransactionState:
-        """For transactions of one message; `argument` is the planned transaction."""
+        """Do a transaction of one message; `argument` is the planned transaction."""
         if not isinstance(argument, PlannedTransaction):
             raise TypeError(type(argument).__name__)
         return self.depart(message.transaction_id, argument)
 
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
-        """Not used: the broker asks its own listener."""
+        """Refuse: the broker asks its own listener."""
         raise NotImplementedError
 
     def depart(self, transaction_id: str, planned: PlannedTransaction) -> LocalTransactionState:
@@ -170,7 +170,7 @@ class Dispatcher:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The process: 0 when the plan is done or it was told to stop."""
+    """Run the process; return 0 when the plan is done or it was told to stop."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # A restarting broker needs the processor more than dispatchers do.
     os.nice(NICENESS)

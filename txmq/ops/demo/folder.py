@@ -41,7 +41,7 @@ class DemoSettings:
     started_s: float = 0.0
 
     def due_s(self, number: int) -> float:
-        """When a transaction is sent; the transactions are spread evenly over the demo."""
+        """Return when a transaction is sent; they are spread evenly over the demo."""
         return self.started_s + self.seconds * number / max(1, self.transactions)
 
 
@@ -71,11 +71,11 @@ class DemoFolder:
         return self.path / "demo.json"
 
     def books(self, dispatcher: int) -> Path:
-        """The business tables of one dispatcher."""
+        """Return the path of the business tables of one dispatcher."""
         return self.path / f"dispatcher-{dispatcher}.sqlite"
 
     def log(self, name: str) -> Path:
-        """The standard output and error of a process."""
+        """Return the path of the standard output and error of a process."""
         return self.path / f"{name}.log"
 
     def make(self) -> None:
@@ -92,7 +92,7 @@ class DemoFolder:
         write_json(self._plan_file(dispatcher), [asdict(planned) for planned in plan])
 
     def plan(self, dispatcher: int) -> Sequence[PlannedTransaction]:
-        """The part of the plan that one dispatcher works off."""
+        """Read the part of the plan that one dispatcher works off."""
         values = read_json(self._plan_file(dispatcher), [])
         return [PlannedTransaction.from_dict(planned) for planned in values]
 
@@ -101,11 +101,11 @@ class DemoFolder:
         write_json(self._settings_file, asdict(settings))
 
     def settings(self) -> DemoSettings:
-        """The settings that were written."""
+        """Read the settings that were written."""
         return DemoSettings(**read_json(self._settings_file, {}))
 
     def carriers(self) -> Mapping[str, int]:
-        """Departures per carrier that the streaming consumer has counted so far."""
+        """Read the departures per carrier that the streaming consumer has counted so far."""
         return dict(read_json(self.carriers_file, {}))
 
     def _plan_file(self, dispatcher: int) -> Path:
@@ -120,7 +120,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path, default: Any) -> Any:
-    """The value of a file, or `default` where the file does not exist yet."""
+    """Return the value of a file, or `default` where the file does not exist yet."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

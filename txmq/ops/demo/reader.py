@@ -29,70 +29,8 @@ _HALF_COLUMNS = ("transaction_id", "sequence", "keys")
 _SETTLED_COLUMNS = ("transaction_id", "state", "source", "op_version")
 _ORDER = "op_version"
 
-
-class Tail:
-    """Follows an append-only table by its new files.
-
-    Compaction writes old rows into new files. Where the rows have an `op_version`, each row still
-    comes once.
-    """
-
-    def __init__(self, table: ReadTable, columns: Sequence[str]) -> None:
-        """The table need not exist yet."""
-        self._table = table
-        self._columns = columns
-        self._seen: set[str] = set()
-        self._through = NOTHING
-        self._is_open = False
-
-    def new_rows(self) -> Sequence[Mapping[str, object]]:
-        """The rows since the last call."""
-        if not self._has_news():
-            return []
-        files = self._table.refresh().files()
-        new_files = [file for file in files if file.path not in self._seen]
-        self._seen.update(file.path for file in new_files)
-        rows: pa.Table = self._table.read(new_files, self._columns)
-        return self._not_seen(rows.to_pylist())
-
-    def _not_seen(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        if _ORDER not in self._columns or not rows:
-            return rows
-        # A commit of these tables holds all rows up to its mark.
-        fresh = [row for row in rows if row[_ORDER] > self._through]
-        self._through = max(self._through, *(row[_ORDER] for row in rows))
-        return fresh
-
-    def _has_news(self) -> bool:
-        if self._is_open:
-            return self._table.has_news()
-        self._is_open = self._table.exists()
-        return self._is_open
-
-
-@dataclass(slots=True)
-class Ledger:
-    """What the reader has seen so far."""
-
-    heads: set[str] = field(default_factory=set)
-    flights: set[str] = field(default_factory=set)
-    ends: dict[str, tuple[TransactionState, str]] = field(default_factory=dict)
-    messages: Counter[str] = field(default_factory=Counter)
-    seen_s: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def open_transactions(self) -> int:
-        """How many transactions are prepared and have no end."""
-        return len(self.heads) - len(self.ends)
-
-    def in_state(self, state: TransactionState) -> int:
-        """How many transactions ended in this state."""
-        return sum(end is state for end, _ in self.ends.values())
-
-    @property
-    def visible(self) -> int:
-        """Messages in the flights' topics."""
-        return sum(self.messages[topic] for topic in TOPICS)
+# How often a message is visible, by its topic, flight and transaction.
+Visible = Counter[tuple[str, int, str]]
 
 
 class PlainReader:
@@ -120,7 +58,7 @@ class PlainReader:
             )
 
     def read_logs(self) -> None:
-        """Ends are read before halves, but noted after them, so that no end lacks its half."""
+        """Read ends before halves, but note them after, so that no end lacks its half."""
         ends = self._settled.new_rows()
         self._note_halves(self._half.new_rows())
         for row in ends:
@@ -134,11 +72,73 @@ class PlainReader:
                 self.ledger.heads.add(str(row["transaction_id"]))
 
 
-Visible = Counter[tuple[str, int, str]]
+@dataclass(slots=True)
+class Ledger:
+    """What the reader has seen so far."""
+
+    heads: set[str] = field(default_factory=set)
+    flights: set[str] = field(default_factory=set)
+    ends: dict[str, tuple[TransactionState, str]] = field(default_factory=dict)
+    messages: Counter[str] = field(default_factory=Counter)
+    seen_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def open_transactions(self) -> int:
+        """How many transactions are prepared and have no end."""
+        return len(self.heads) - len(self.ends)
+
+    def in_state(self, state: TransactionState) -> int:
+        """Count the transactions that ended in this state."""
+        return sum(end is state for end, _ in self.ends.values())
+
+    @property
+    def visible(self) -> int:
+        """Messages in the flights' topics."""
+        return sum(self.messages[topic] for topic in TOPICS)
+
+
+class Tail:
+    """Follows an append-only table by its new files.
+
+    Compaction writes old rows into new files. Where the rows have an `op_version`, each row still
+    comes once.
+    """
+
+    def __init__(self, table: ReadTable, columns: Sequence[str]) -> None:
+        """Open nothing yet; the table need not exist."""
+        self._table = table
+        self._columns = columns
+        self._seen: set[str] = set()
+        self._through = NOTHING
+        self._is_open = False
+
+    def new_rows(self) -> Sequence[Mapping[str, object]]:
+        """Read the rows since the last call."""
+        if not self._has_news():
+            return []
+        files = self._table.refresh().files()
+        new_files = [file for file in files if file.path not in self._seen]
+        self._seen.update(file.path for file in new_files)
+        rows: pa.Table = self._table.read(new_files, self._columns)
+        return self._not_seen(rows.to_pylist())
+
+    def _not_seen(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        if _ORDER not in self._columns or not rows:
+            return rows
+        # A commit of these tables holds all rows up to its mark.
+        fresh = [row for row in rows if row[_ORDER] > self._through]
+        self._through = max(self._through, *(row[_ORDER] for row in rows))
+        return fresh
+
+    def _has_news(self) -> bool:
+        if self._is_open:
+            return self._table.has_news()
+        self._is_open = self._table.exists()
+        return self._is_open
 
 
 def visible_messages(store: Store) -> tuple[Visible, Counter[str]]:
-    """Read all topics again: (topic, flight, transaction) and departures per carrier."""
+    """Read all topics again; return the visible messages and the departures per carrier."""
     op_table_id = store.tables.op_log().table.table_id
     messages: Visible = Counter()
     carriers: Counter[str] = Counter()
@@ -218,7 +218,7 @@ class Outcome:
 def outcomes(
     plan: Sequence[PlannedTransaction], fates: Mapping[str, Fate], ledger: Ledger
 ) -> list[Outcome]:
-    """Planned and real ends: one outcome for each fate, and one for transactions cut by a kill."""
+    """Compare planned and real ends: an outcome for each fate, one for what a kill cut."""
     planned = Counter(transaction.fate for transaction in plan)
     ends: dict[str, Counter[TransactionState]] = {}
     sources: dict[str, Counter[str]] = {}

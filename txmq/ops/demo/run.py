@@ -95,7 +95,7 @@ def main(  # noqa: PLR0913 - the options of a command
 
 
 def run(console: Console, folder: DemoFolder, options: Options) -> bool:
-    """Run the demo; true if every promise was kept."""
+    """Run the demo; return true if every promise was kept."""
     plan = make_plan(load_flights(options.flights), seed=options.seed, kills=options.kills)
     folder.make()
     for number in range(options.dispatchers):
@@ -201,7 +201,7 @@ class _Run:
             self.crew.kill_broker(harm_checkpoints if self._options.lose_checkpoints else None)
 
     def _is_drained(self, truth: Truth) -> bool:
-        """Whether no transaction is open and both consumers have seen every message."""
+        """Tell whether no transaction is open and both consumers have seen every message."""
         self._kill_broker_in_time(has_all=True)
         ledger = self.reader.ledger
         return (

@@ -52,7 +52,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, ledger: Ledger, **rest: object) -> Snapshot:
-        """From the ledger of the reader; `rest` are the other fields."""
+        """Make it of the reader's ledger; `rest` are the other fields."""
         return cls(
             flights_sent=len(ledger.flights),
             open_transactions=ledger.open_transactions,
@@ -73,7 +73,7 @@ class LiveView:
     """Shows snapshots until the block ends."""
 
     def __init__(self, console: Console) -> None:
-        """A terminal gets a picture that changes; anything else gets a line every few seconds."""
+        """Choose a picture that changes for a terminal, else a line every few seconds."""
         self._console = console
         self._live: Live | None = None
         if console.is_terminal:
@@ -110,7 +110,7 @@ class LiveView:
 
 
 def line(snapshot: Snapshot) -> str:
-    """A snapshot in one line."""
+    """Write a snapshot in one line."""
     return (
         f"{snapshot.elapsed_s:5.0f} s  {snapshot.phase:<15} "
         f"flights {snapshot.flights_sent:,}/{snapshot.flights:,}  "
@@ -122,7 +122,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def picture(snapshot: Snapshot) -> RenderableType:
-    """A snapshot for a terminal."""
+    """Draw a snapshot for a terminal."""
     body = Table.grid(padding=(0, 3))
     body.add_row(_counters(snapshot), _topics(snapshot), _carriers(snapshot.carriers))
     title = f"txmq demo, {snapshot.elapsed_s:.0f} s: {snapshot.phase}"
@@ -130,7 +130,7 @@ def picture(snapshot: Snapshot) -> RenderableType:
 
 
 def bar(value: int, largest: int, width: int = BAR_WIDTH) -> str:
-    """A bar as long as its share of the largest; a value above 0 has at least one block."""
+    """Draw a bar as long as its share of the largest; above 0 it has at least one block."""
     return BAR * max(int(value > 0), round(width * value / largest)) if largest else ""
 
 
@@ -189,7 +189,7 @@ class Demo:
 
 
 def tell(console: Console, demo: Demo) -> bool:
-    """Print the whole report; true if every promise was kept."""
+    """Print the whole report; return true if every promise was kept."""
     store = Store.open(demo.folder.store)
     truth = Truth.read(demo.folder, demo.plan)
     visible, carriers = visible_messages(store)
@@ -220,13 +220,6 @@ def _print_outcomes(console: Console, results: Sequence[Outcome]) -> None:
 
 def _listed(counts: Mapping[TransactionState, int] | Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
-
-
-def _print_plan_kept(console: Console, results: Sequence[Outcome]) -> bool:
-    wrong = [outcome.name for outcome in results if not outcome.is_as_planned]
-    for name in wrong:
-        console.print(f"not as planned: {name}", style="red")
-    return not wrong
 
 
 def _print_latency(console: Console, demo: Demo, truth: Truth) -> None:
@@ -268,6 +261,19 @@ def _histogram(values: Sequence[float]) -> list[tuple[str, int]]:
         rows.append((f"{upper:g} s", sum(lower < value <= upper for value in values)))
         lower = upper
     return [*rows, ("more", sum(value > lower for value in values))]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least `share` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
+
+
+def _print_plan_kept(console: Console, results: Sequence[Outcome]) -> bool:
+    wrong = [outcome.name for outcome in results if not outcome.is_as_planned]
+    for name in wrong:
+        console.print(f"not as planned: {name}", style="red")
+    return not wrong
 
 
 def _print_carriers(
@@ -316,12 +322,6 @@ def _print_verify(console: Console, location: str) -> bool:
     return report.is_clean
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
-
-
 def _print_next_steps(console: Console, demo: Demo, truth: Truth) -> None:
     store = demo.folder.store
     console.print(f"\nLook into the store; all of the demo is in {demo.folder.path}")
@@ -334,7 +334,7 @@ def _print_next_steps(console: Console, demo: Demo, truth: Truth) -> None:
 
 
 def _one_liner(store: Path) -> str:
-    """A command that reads a topic without txmq."""
+    """Return a command that reads a topic without txmq."""
     topic = store / "topics" / DEPARTED
     return (
         # Not DeltaTable.to_pandas(): of deltalake 1.6.6 it may abort Python at its exit.

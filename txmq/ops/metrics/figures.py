@@ -58,7 +58,7 @@ class Latencies:
 def store_figures(
     status: Status, lags: Sequence[QueueLag], unreadable_groups: int = 0
 ) -> list[Figure]:
-    """What the tables say, whoever asks: the same for each broker of a store."""
+    """Return what the tables say: the same for each broker of a store."""
     return [
         *_of_transactions(status),
         *_of_messages(status),
@@ -71,7 +71,7 @@ def store_figures(
 def broker_figures(
     counts: BrokerCounts, latencies: Latencies, services: Mapping[str, bool]
 ) -> list[Figure]:
-    """What one broker has done since its start; the sum over brokers is that of the store."""
+    """Return what one broker has done since its start; those of all brokers add up."""
     answers = {
         "COMMIT": counts.committed, "ROLLBACK": counts.rolled_back, "UNKNOWN": counts.unknown,
     }  # fmt: skip
@@ -192,13 +192,13 @@ def _of_tables(status: Status) -> Iterable[Figure]:
 
 
 def capped(samples: Mapping[tuple[str, ...], float]) -> Mapping[tuple[str, ...], float]:
-    """The largest LABELS_MAX samples, and the sum of all others under OTHERS."""
+    """Keep the largest LABELS_MAX samples, and the sum of all others under OTHERS."""
     if len(samples) <= LABELS_MAX:
         return samples
     ordered = sorted(samples, key=lambda key: (-samples[key], key))
-    kept = {key: samples[key] for key in ordered[: LABELS_MAX - 1]}
+    largest = {key: samples[key] for key in ordered[: LABELS_MAX - 1]}
     others = sum(samples[key] for key in ordered[LABELS_MAX - 1 :])
-    return kept | {(OTHERS,) * len(ordered[0]): others}
+    return largest | {(OTHERS,) * len(ordered[0]): others}
 
 
 def _shown(counts: Mapping[str, int]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Figures as instruments of OpenTelemetry, for the exporter of the user's own SDK."""
+"""Figures in Prometheus's formats, and as instruments for the user's own OpenTelemetry SDK."""
 
 from __future__ import annotations
 
@@ -17,76 +17,6 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-
-# --- prometheus:
-
-
-class _Collector:
-    """Hands the figures of each look to Prometheus's library."""
-
-    def __init__(self, figures: Callable[[], Sequence[Figure]]) -> None:
-        self._figures = figures
-
-    def collect(self) -> Iterator[Metric]:
-        """One family for each figure."""
-        return map(_family, self._figures())
-
-
-def registry_of(figures: Callable[[], Sequence[Figure]]) -> CollectorRegistry:
-    """A registry with these figures, and with those of this process: memory, time, open files.
-
-    Raises: EnvironmentProblemError where Prometheus's library is not installed.
-    """
-    try:
-        from prometheus_client import CollectorRegistry, ProcessCollector
-    except ModuleNotFoundError as error:
-        problem = "metrics need the package prometheus-client"
-        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[metrics]'`") from error
-    registry = CollectorRegistry()
-    registry.register(cast("Any", _Collector(figures)))
-    ProcessCollector(registry=registry)
-    return registry
-
-
-def exposition(figures: Iterable[Figure]) -> str:
-    """The figures as text, for a file that Prometheus's node exporter reads.
-
-    Raises: EnvironmentProblemError where Prometheus's library is not installed.
-    """
-    kept = list(figures)
-    registry = registry_of(lambda: kept)
-    from prometheus_client import generate_latest
-
-    return generate_latest(registry).decode()
-
-
-def _family(figure: Figure) -> Metric:
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
-
-    arguments = (figure.name, figure.description)
-    if figure.kind is FigureKind.HISTOGRAM:
-        histogram = HistogramMetricFamily(*arguments, labels=figure.labels)
-        for labels, value in cast("Mapping[tuple[str, ...], Histogram]", figure.samples).items():
-            histogram.add_metric(labels, _buckets(value), value.sum_s)
-        return histogram
-    family = CounterMetricFamily if figure.kind is FigureKind.COUNTER else GaugeMetricFamily
-    metric = family(*arguments, labels=figure.labels)
-    for labels, number in cast("Mapping[tuple[str, ...], float]", figure.samples).items():
-        metric.add_metric(labels, number)
-    return metric
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Prometheus counts all up to a bound."""
-    bounds = [*(str(bound_s) for bound_s in BOUNDS_S), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
-
-
-# --- otel:
 
 SCOPE = "txmq"
 BOUND = "le"
@@ -122,6 +52,77 @@ class Series(NamedTuple):
     unit: str
     is_counter: bool
     samples: Callable[[Figure], Samples]
+
+
+# --- for Prometheus
+
+
+def registry_of(figures: Callable[[], Sequence[Figure]]) -> CollectorRegistry:
+    """Make a registry of these figures and those of this process: memory, time, open files.
+
+    Raises: EnvironmentProblemError where Prometheus's library is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+    except ModuleNotFoundError as error:
+        problem = "metrics need the package prometheus-client"
+        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[metrics]'`") from error
+    registry = CollectorRegistry()
+    registry.register(cast("Any", _Collector(figures)))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def exposition(figures: Iterable[Figure]) -> str:
+    """Return the figures as text, for a file that Prometheus's node exporter reads.
+
+    Raises: EnvironmentProblemError where Prometheus's library is not installed.
+    """
+    rows = list(figures)
+    registry = registry_of(lambda: rows)
+    from prometheus_client import generate_latest
+
+    return generate_latest(registry).decode()
+
+
+class _Collector:
+    """Hands the figures of each look to Prometheus's library."""
+
+    def __init__(self, figures: Callable[[], Sequence[Figure]]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        """Return one family for each figure."""
+        return map(_family, self._figures())
+
+
+def _family(figure: Figure) -> Metric:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
+    name_and_text = (figure.name, figure.description)
+    if figure.kind is FigureKind.HISTOGRAM:
+        histogram = HistogramMetricFamily(*name_and_text, labels=figure.labels)
+        for labels, value in cast("Mapping[tuple[str, ...], Histogram]", figure.samples).items():
+            histogram.add_metric(labels, _cumulated(value), value.sum_s)
+        return histogram
+    family = CounterMetricFamily if figure.kind is FigureKind.COUNTER else GaugeMetricFamily
+    metric = family(*name_and_text, labels=figure.labels)
+    for labels, number in cast("Mapping[tuple[str, ...], float]", figure.samples).items():
+        metric.add_metric(labels, number)
+    return metric
+
+
+def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return the durations up to each bound, as Prometheus counts them."""
+    bounds = [*(str(bound_s) for bound_s in BOUNDS_S), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
+
+
+# --- for OpenTelemetry
 
 
 class OpenTelemetryMetrics:
@@ -213,71 +214,6 @@ class OpenTelemetryMetrics:
         return observe
 
 
-def series_of(figure: Figure) -> list[Series]:
-    """The instruments of a figure: one; of a histogram its count, its sum and its buckets.
-
-    OpenTelemetry has no observable histogram, and durations that are counted already cannot be
-    recorded one by one.
-    """
-    name, unit = name_of(figure), unit_of(figure)
-    if figure.kind is not FigureKind.HISTOGRAM:
-        return [Series(name, unit, figure.kind is FigureKind.COUNTER, _values)]
-    return [
-        Series(f"{name}.count", "{duration}", is_counter=True, samples=_counts),
-        Series(f"{name}.sum", unit, is_counter=True, samples=_sums),
-        Series(f"{name}.bucket", "{duration}", is_counter=True, samples=_buckets_of_otel),
-    ]
-
-
-def name_of(figure: Figure) -> str:
-    """Its name by OpenTelemetry's conventions: a namespace, and the unit apart."""
-    name = figure.name.replace("txmq_", "txmq.", 1)
-    return next((name.removesuffix(end) for end in _UNITS if name.endswith(end)), name)
-
-
-def unit_of(figure: Figure) -> str:
-    """Its unit, as UCUM has it."""
-    ends = {**_UNITS, **_COUNTED}
-    return next((unit for end, unit in ends.items() if figure.name.endswith(end)), "1")
-
-
-def attribute_of(label: str) -> str:
-    """The name of a label as an attribute."""
-    return ATTRIBUTES.get(label, f"{SCOPE}.{label}")
-
-
-def _attributes(figure: Figure, values: tuple[str, ...]) -> Attributes:
-    return dict(zip(map(attribute_of, figure.labels), values, strict=True))
-
-
-def _values(figure: Figure) -> Samples:
-    samples = cast("Mapping[tuple[str, ...], float]", figure.samples)
-    return [(_attributes(figure, key), value) for key, value in samples.items()]
-
-
-def _histograms(figure: Figure) -> Iterator[tuple[Attributes, Histogram]]:
-    samples = cast("Mapping[tuple[str, ...], Histogram]", figure.samples)
-    return ((_attributes(figure, key), value) for key, value in samples.items())
-
-
-def _counts(figure: Figure) -> Samples:
-    return [(attributes, float(one.total)) for attributes, one in _histograms(figure)]
-
-
-def _sums(figure: Figure) -> Samples:
-    return [(attributes, one.sum_s) for attributes, one in _histograms(figure)]
-
-
-def _buckets_of_otel(figure: Figure) -> Samples:
-    """All up to a bound, as Prometheus counts them."""
-    bounds = [*(str(bound_s) for bound_s in BOUNDS_S), "+Inf"]
-    return [
-        ({**attributes, BOUND: bound}, float(count))
-        for attributes, one in _histograms(figure)
-        for bound, count in zip(bounds, accumulate(one.counts), strict=True)
-    ]
-
-
 def _meter(provider: MeterProvider | None) -> Meter:
     check_installed()
     from opentelemetry.metrics import get_meter_provider
@@ -288,3 +224,66 @@ def _meter(provider: MeterProvider | None) -> Meter:
         problem = f"OpenTelemetry's meter provider cannot be loaded: {type(error).__name__}"
         step = "Correct or unset OTEL_PYTHON_METER_PROVIDER"
         raise EnvironmentProblemError(problem, step) from error
+
+
+def series_of(figure: Figure) -> list[Series]:
+    """Return the instrument of a figure; of a histogram its count, its sum and its buckets.
+
+    OpenTelemetry has no observable histogram, and durations that are counted already cannot be
+    recorded one by one.
+    """
+    name, unit = name_of(figure), unit_of(figure)
+    if figure.kind is not FigureKind.HISTOGRAM:
+        return [Series(name, unit, figure.kind is FigureKind.COUNTER, _values)]
+    return [
+        Series(f"{name}.count", "{duration}", is_counter=True, samples=_counts),
+        Series(f"{name}.sum", unit, is_counter=True, samples=_sums),
+        Series(f"{name}.bucket", "{duration}", is_counter=True, samples=_buckets),
+    ]
+
+
+def name_of(figure: Figure) -> str:
+    """Name a figure by OpenTelemetry's conventions: a namespace, and the unit apart."""
+    name = figure.name.replace("txmq_", "txmq.", 1)
+    return next((name.removesuffix(end) for end in _UNITS if name.endswith(end)), name)
+
+
+def unit_of(figure: Figure) -> str:
+    """Return the unit of a figure, as UCUM has it."""
+    ends = {**_UNITS, **_COUNTED}
+    return next((unit for end, unit in ends.items() if figure.name.endswith(end)), "1")
+
+
+def _values(figure: Figure) -> Samples:
+    samples = cast("Mapping[tuple[str, ...], float]", figure.samples)
+    return [(_attributes(figure, key), value) for key, value in samples.items()]
+
+
+def _counts(figure: Figure) -> Samples:
+    return [(attributes, float(histogram.total)) for attributes, histogram in _histograms(figure)]
+
+
+def _sums(figure: Figure) -> Samples:
+    return [(attributes, histogram.sum_s) for attributes, histogram in _histograms(figure)]
+
+
+def _buckets(figure: Figure) -> Samples:
+    return [
+        ({**attributes, BOUND: bound}, count)
+        for attributes, histogram in _histograms(figure)
+        for bound, count in _cumulated(histogram)
+    ]
+
+
+def _histograms(figure: Figure) -> Iterator[tuple[Attributes, Histogram]]:
+    samples = cast("Mapping[tuple[str, ...], Histogram]", figure.samples)
+    return ((_attributes(figure, key), value) for key, value in samples.items())
+
+
+def _attributes(figure: Figure, values: tuple[str, ...]) -> Attributes:
+    return dict(zip(map(attribute_of, figure.labels), values, strict=True))
+
+
+def attribute_of(label: str) -> str:
+    """Name a label as an attribute."""
+    return ATTRIBUTES.get(label, f"{SCOPE}.{label}")

@@ -1,4 +1,13 @@
-"""Answers over HTTP those who may look; shows figures and health: /metrics, /healthz, /readyz."""
+"""A small HTTP server for those who may look: its address, its limits, and what it answers.
+
+`Answers` shows figures and health (/metrics, /healthz, /readyz); the dashboard has an application
+of its own.
+
+It is the server of Python's library with bounds: for all of a request, for requests at once, and
+for the TLS handshake, which happens in the thread of the request. The library cheroot (11.1) shakes
+hands where it accepts, so that one silent client stops all others, and has a time for each read
+only, so that a client that sends drop by drop keeps its thread.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +30,19 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from txmq.errors import ConfigError, EnvironmentProblemError, shown
 from txmq.ground.handles import ThreadHandle
 
-# --- endpoint:
+logger = logging.getLogger(__name__)
 
 PORT_MAX = 65_535
 LOCAL_NAME = "localhost"
+# Who is slower gives its place to another.
+REQUEST_S = 10.0
+REQUESTS_MAX = 16
+POLL_S = 0.2
+
+Environment = Mapping[str, Any]
+StartResponse = Callable[..., object]
+Application = Callable[[Environment, StartResponse], Iterable[bytes]]
+Answer = tuple[HTTPStatus, str, bytes]
 
 
 @dataclass(frozen=True)
@@ -60,7 +78,7 @@ class Endpoint:
     def of(
         cls, address: str | None, certificate: str | None, key: str | None, authority: str | None
     ) -> Self | None:
-        """The endpoint that options name; None without an address.
+        """Return the endpoint that options name; None without an address.
 
         Raises: ConfigError, as the class; or files are given without an address.
         """
@@ -84,10 +102,10 @@ class Endpoint:
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.host == LOCAL_NAME or _is_loopback(self.host)
+        return self.host == LOCAL_NAME or ipaddress.ip_address(self.host).is_loopback
 
     def tls(self) -> ssl.SSLContext | None:
-        """How it speaks TLS; None without a certificate.
+        """Make the TLS context; None without a certificate.
 
         Raises: ConfigError where a file cannot be read.
         """
@@ -156,79 +174,48 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host).is_loopback
+# --- the server
 
 
-# --- server:
+class ServerHandle(ThreadHandle):
+    """A thread that answers until it is stopped."""
 
-logger = logging.getLogger(__name__)
+    def __init__(self, endpoint: Endpoint, answers: Application) -> None:
+        """Listen at once.
 
-# Who is slower gives its place to another.
-REQUEST_S = 10.0
-REQUESTS_MAX = 16
-POLL_S = 0.2
-
-Environment = Mapping[str, Any]
-StartResponse = Callable[..., object]
-Application = Callable[[Environment, StartResponse], Iterable[bytes]]
-Answer = tuple[HTTPStatus, str, bytes]
-
-
-class TimedReader(io.RawIOBase):
-    """Reads a socket until a deadline for all of it: who sends drop by drop ends too.
-
-    Args:
-        connection: its timeout is what is left before each read, and all of it for writes.
-        limit_s: from now on.
-        now_s: a clock that only goes forward.
-    """
-
-    def __init__(
-        self, connection: socket.socket, limit_s: float, now_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Begin the time."""
-        self._connection, self._limit_s, self._now_s = connection, limit_s, now_s
-        self._end_s = now_s() + limit_s
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """The bytes that one read gave. Raises: TimeoutError."""
-        self._connection.settimeout(self.left())
+        Raises: EnvironmentProblemError where the address cannot be had; ConfigError for its files.
+        """
+        super().__init__(f"{endpoint.purpose} endpoint", 0.0)
         try:
-            return self._connection.recv_into(buffer)
-        finally:
-            self._connection.settimeout(self._limit_s)
+            self._server = _Server(endpoint)
+        except OSError as error:
+            cannot = f"cannot be listened on ({error.strerror or error})"
+            what = f"{endpoint.purpose}: {endpoint.address} {cannot}"
+            raise EnvironmentProblemError(
+                what, "Choose another port, or stop who has it"
+            ) from error
+        self._server.timeout = POLL_S
+        self._server.set_app(answers)
+        self._endpoint = endpoint
+        self.begin()
 
-    def left(self) -> float:
-        """The seconds that are left. Raises: TimeoutError."""
-        left_s = self._end_s - self._now_s()
-        if left_s <= 0:
-            raise TimeoutError(f"the request took longer than {self._limit_s:g} s")
-        return left_s
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_port)
 
+    @property
+    def address(self) -> str:
+        """Where clients find it: scheme, host and port."""
+        scheme = "http" if self._endpoint.certificate is None else "https"
+        host = self._endpoint.address.rpartition(":")[0]
+        return f"{scheme}://{host}:{self.port}"
 
-class _Handler(WSGIRequestHandler):
-    """One request: its head has an end, the handshake with it, and each write of the answer."""
+    def _turn(self) -> None:
+        self._server.handle_request()
 
-    timeout = REQUEST_S
-
-    def setup(self) -> None:
-        """Shake hands here, not where all wait for the next connection."""
-        reader = TimedReader(self.request, REQUEST_S)
-        if isinstance(self.request, ssl.SSLSocket):
-            self.request.settimeout(REQUEST_S)
-            self.request.do_handshake()
-        super().setup()
-        self.rfile.close()
-        self.rfile = io.BufferedReader(reader)
-
-    def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - the library's name
-        """Write to the log of this package."""
-        logger.debug(format, *values)
+    def _end(self) -> None:
+        self._server.server_close()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -276,49 +263,67 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """A client that goes away, or speaks no TLS, is no failure of ours."""
+        """Log at debug level: a client that goes away, or speaks no TLS, is no failure of ours."""
         logger.debug("a request of %s failed: %r", client_address, sys.exc_info()[1])
 
 
-class ServerHandle(ThreadHandle):
-    """A thread that answers until it is stopped."""
+class _Handler(WSGIRequestHandler):
+    """One request: its head has an end, the handshake with it, and each write of the answer."""
 
-    def __init__(self, endpoint: Endpoint, answers: Application) -> None:
-        """Listen at once.
+    timeout = REQUEST_S
 
-        Raises: EnvironmentProblemError where the address cannot be had; ConfigError for its files.
-        """
-        super().__init__(f"{endpoint.purpose} endpoint", 0.0)
+    def setup(self) -> None:
+        """Shake hands here, not where all wait for the next connection."""
+        reader = TimedReader(self.request, REQUEST_S)
+        if isinstance(self.request, ssl.SSLSocket):
+            self.request.settimeout(REQUEST_S)
+            self.request.do_handshake()
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(reader)
+
+    def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - the library's name
+        """Write to the log of this package."""
+        logger.debug(format, *values)
+
+
+class TimedReader(io.RawIOBase):
+    """Reads a socket until a deadline for all of it: who sends drop by drop ends too.
+
+    Args:
+        connection: its timeout is what is left before each read, and all of it for writes.
+        limit_s: from now on.
+        now_s: a clock that only goes forward.
+    """
+
+    def __init__(
+        self, connection: socket.socket, limit_s: float, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin the time."""
+        self._connection, self._limit_s, self._now_s = connection, limit_s, now_s
+        self._end_s = now_s() + limit_s
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read once into the buffer; return how many bytes came. Raises: TimeoutError."""
+        self._connection.settimeout(self.left())
         try:
-            self._server = _Server(endpoint)
-        except OSError as error:
-            cannot = f"cannot be listened on ({error.strerror or error})"
-            what = f"{endpoint.purpose}: {endpoint.address} {cannot}"
-            raise EnvironmentProblemError(
-                what, "Choose another port, or stop who has it"
-            ) from error
-        self._server.timeout = POLL_S
-        self._server.set_app(answers)
-        self._endpoint = endpoint
-        self.begin()
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(self._limit_s)
 
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._server.server_port)
+    def left(self) -> float:
+        """Return the seconds that are left. Raises: TimeoutError."""
+        left_s = self._end_s - self._now_s()
+        if left_s <= 0:
+            raise TimeoutError(f"the request took longer than {self._limit_s:g} s")
+        return left_s
 
-    @property
-    def address(self) -> str:
-        """Where clients find it: scheme, host and port."""
-        scheme = "http" if self._endpoint.certificate is None else "https"
-        host = self._endpoint.address.rpartition(":")[0]
-        return f"{scheme}://{host}:{self.port}"
 
-    def _turn(self) -> None:
-        self._server.handle_request()
-
-    def _end(self) -> None:
-        self._server.server_close()
+# --- what it answers
 
 
 class Answers:
@@ -356,32 +361,9 @@ class Answers:
             return self._metrics(environment, start)
         answer = self._paths.get(path)
         if answer is None:
-            known = "/metrics, /healthz, /readyz"
-            return sent(start, refusal(HTTPStatus.NOT_FOUND, f"there are {known}"))
+            paths = "/metrics, /healthz, /readyz"
+            return sent(start, refusal(HTTPStatus.NOT_FOUND, f"there are {paths}"))
         return sent(start, answer())
-
-
-def refused_request(environment: Environment, *, is_local: bool) -> Answer | None:
-    """The answer to who may not look, or wants more than to look; None for all others.
-
-    Args:
-        environment: of the request, as WSGI has it.
-        is_local: whether only names of this machine are taken for the host.
-    """
-    if is_local and not is_local_host(environment.get("HTTP_HOST", "")):
-        return refusal(HTTPStatus.MISDIRECTED_REQUEST, "ask for 127.0.0.1")
-    if environment.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
-        return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")
-    return None
-
-
-def is_local_host(header: str) -> bool:
-    """Whether a Host header names this machine; a page of a foreign name could read along."""
-    host = header if header.endswith("]") else header.rpartition(":")[0] or header
-    try:
-        return host == LOCAL_NAME or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _health(services: Mapping[str, bool]) -> Answer:
@@ -396,8 +378,31 @@ def _readiness(missing: list[str]) -> Answer:
     return status, "application/json", json.dumps({"waits_for": missing}).encode()
 
 
+def refused_request(environment: Environment, *, is_local: bool) -> Answer | None:
+    """Refuse a foreign Host header and all methods but GET and HEAD; return None for all others.
+
+    Args:
+        environment: of the request, as WSGI has it.
+        is_local: whether only names of this machine are taken for the host.
+    """
+    if is_local and not is_local_host(environment.get("HTTP_HOST", "")):
+        return refusal(HTTPStatus.MISDIRECTED_REQUEST, "ask for 127.0.0.1")
+    if environment.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
+        return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")
+    return None
+
+
+def is_local_host(header: str) -> bool:
+    """Tell whether a Host header names this machine; a page of a foreign name could read along."""
+    host = header if header.endswith("]") else header.rpartition(":")[0] or header
+    try:
+        return host == LOCAL_NAME or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 def refusal(status: HTTPStatus, text: str) -> Answer:
-    """An answer that says in one line why there is no other."""
+    """Make an answer that says in one line why there is no other."""
     return status, "text/plain; charset=utf-8", f"{status.phrase}: {text}\n".encode()
 
 

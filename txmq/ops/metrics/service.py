@@ -77,14 +77,14 @@ class MetricsService:
             EnvironmentProblemError: the address cannot be had, or Prometheus's library is not
                 installed.
         """
-        instruments = [one for one in self._shown if isinstance(one, OpenTelemetryMetrics)]
-        with ExitStack() as begun:
+        instruments = [shown for shown in self._shown if isinstance(shown, OpenTelemetryMetrics)]
+        with ExitStack() as stack:
             views: list[_View] = []
             for shown in self._shown:
                 views.append(self._view(shown))
-                begun.callback(views[-1].stop)
+                stack.callback(views[-1].stop)
             meter = MeterHandle(self._meter.count, counted=lambda: _look(instruments))
-            begun.pop_all()
+            stack.pop_all()
         return MetricsHandle([*views, meter])
 
     def _view(self, shown: MetricsEndpoint | OpenTelemetryMetrics) -> _View:
@@ -109,7 +109,7 @@ class MetricsService:
         return self._broker.services() if self._broker else {}
 
     def _missing(self) -> list[str]:
-        """What is not ready."""
+        """List what is not ready."""
         services = self._health()
         ended = [f"the {name}, which has ended" for name, is_up in services.items() if not is_up]
         starting = ["the start of the broker"] if self._broker and not services else []
@@ -121,7 +121,7 @@ class MetricsHandle:
     """What shows the figures, and the thread that counts."""
 
     def __init__(self, parts: Sequence[_View]) -> None:
-        """Made by `MetricsService.start()`; the last one counts, and stops first."""
+        """Hold what `MetricsService.start()` made; the last one counts, and stops first."""
         self._parts = parts
         self._threads = [part for part in parts if not isinstance(part, OpenTelemetryMetrics)]
 
@@ -156,18 +156,18 @@ class MetricsHandle:
 
 
 def checked_shown(shown: Shown) -> Sequence[MetricsEndpoint | OpenTelemetryMetrics]:
-    """All of them. Raises: ConfigError for something else."""
+    """Return all of them as a sequence. Raises: ConfigError for something else."""
     several = shown if isinstance(shown, Sequence) else (shown,)
-    for one in several:
-        if not isinstance(one, MetricsEndpoint | OpenTelemetryMetrics):
+    for place in several:
+        if not isinstance(place, MetricsEndpoint | OpenTelemetryMetrics):
             kinds = "a MetricsEndpoint or an OpenTelemetryMetrics"
-            raise ConfigError([f"metrics: must be {kinds}, not {type(one).__name__}"])
+            raise ConfigError([f"metrics: must be {kinds}, not {type(place).__name__}"])
     return several
 
 
 def _look(instruments: Sequence[OpenTelemetryMetrics]) -> None:
-    for one in instruments:
-        one.look()
+    for instrument in instruments:
+        instrument.look()
 
 
 def _stop_all(parts: Sequence[_View]) -> None:

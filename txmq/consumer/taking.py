@@ -1,0 +1,422 @@
+"""Take messages of the queues of a member: where it is in each queue, and what it is handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from txmq.consumer.member import GroupMember, HeldQueues
+from txmq.consumer.offsets import UNREADABLE
+from txmq.consumer.reader import Run, TopicReader
+from txmq.consumer.rules import Commits, TopicQueue, replay_of
+from txmq.consumer.send_back import PlacedMessage, SendBack
+from txmq.errors import StorageUnavailableError
+from txmq.message.received import ReceivedMessage
+
+# What was read ahead of several queues is dropped beyond this.
+READ_AHEAD_BYTES = 64 * 1024 * 1024
+LOOK_MESSAGES = 10_000
+QueueMessage = tuple[TopicQueue, ReceivedMessage]
+Queues = Sequence[tuple[TopicQueue, "QueuePosition"]]
+
+
+class MessageTaking:
+    """Takes messages, or ranges of offsets. Not safe for several threads; 0 commits.
+
+    Args:
+        member: whose queues these are.
+        readers: one for each topic.
+        positions: where the member is in each queue.
+        batch_bytes: the largest size of what `take` returns, but for a single message.
+        sent_back: knows which messages were sent back already; None if none ever is.
+    """
+
+    def __init__(
+        self,
+        member: GroupMember,
+        readers: Mapping[str, TopicReader],
+        positions: QueuePositions,
+        *,
+        batch_bytes: int,
+        sent_back: SendBack | None,
+    ) -> None:
+        """Read nothing yet."""
+        self._member, self._readers, self._positions = member, readers, positions
+        self._batch_bytes, self._sent_back = batch_bytes, sent_back
+        self._has_raised = False
+
+    # --- messages ---------------------------------------------------------------------------
+
+    def take(self, count: int, servable: Callable[[], Queues]) -> list[QueueMessage]:
+        """Take at most `count` messages, each queue in its order; see `GroupReader.take`."""
+        while True:
+            busy = self._positions.busy()
+            handed = self._hand_out(count, servable(), busy)
+            fresh = self._fresh(handed, busy)
+            if fresh or not handed:
+                return fresh
+
+    def _hand_out(
+        self, count: int, queues: Queues, busy: Collection[TopicQueue]
+    ) -> list[QueueMessage]:
+        batch = HandedMessages(count, self._batch_bytes)
+        starts = {queue: position.next_offset for queue, position in queues}
+        try:
+            failure = self._fill(batch, queues)
+            self._positions.bound_ahead(READ_AHEAD_BYTES)
+        except BaseException:
+            # What was taken of the queues before would be committed, and nobody has it.
+            self._positions.undo(starts, busy)
+            raise
+        handed = batch.messages
+        must_raise = failure is not None and not (self._has_raised and handed)
+        # The lease may have ended while files were read.
+        if must_raise or not self._member.may_serve:
+            self._positions.undo(_first(handed), busy)
+            handed = []
+        self._has_raised = must_raise
+        if failure is not None and must_raise:
+            raise failure
+        return handed
+
+    def _fill(self, batch: HandedMessages, queues: Queues) -> Exception | None:
+        """Fill the batch, and return the first error of a queue that cannot be read."""
+        failure = self._member.begin_failure
+        for queue, position in queues:
+            try:
+                while not batch.is_full and self._has_messages(queue, position):
+                    batch.take(queue, position)
+            except UNREADABLE as error:
+                failure = failure or error
+                # The other queues would wait for the storage as long.
+                if isinstance(error, StorageUnavailableError):
+                    break
+        return failure
+
+    def _has_messages(self, queue: TopicQueue, position: QueuePosition) -> bool:
+        """Tell whether there are messages to hand out; read ahead if there are none yet."""
+        self.begin(queue, position)
+        while not position.has_messages():
+            run = self._readers[queue.topic].read(queue.queue_id, position.next_offset)
+            if run is None:
+                return False
+            position.put(run)
+        return True
+
+    def _fresh(
+        self, handed: list[QueueMessage], busy: Collection[TopicQueue]
+    ) -> list[QueueMessage]:
+        """Leave out messages that were sent back already, which count as handled."""
+        doubted = self._doubted(handed)
+        if self._sent_back is None or not doubted:
+            return handed
+        try:
+            sent = self._sent_places(self._sent_back, doubted)
+        except BaseException:
+            self._positions.undo(_first(handed), busy)
+            raise
+        fresh = [(q, message) for q, message in handed if (q, message.queue_offset) not in sent]
+        # The lease may have ended meanwhile.
+        if not self._member.may_serve:
+            self._positions.undo(_first(handed), busy)
+            return []
+        # The offset moves on with the next commit: the caller has nothing of these queues.
+        self._positions.be_idle({q for q, _ in handed} - {q for q, _ in fresh} - {*busy})
+        return fresh
+
+    def _doubted(self, handed: list[QueueMessage]) -> list[QueueMessage]:
+        """Return the messages before the end that their topic had when the member got the queue."""
+        positions = {queue: self._positions.get(queue) for queue in {q for q, _ in handed}}
+        ends = {q: 0 if at is None else at.doubt_end or 0 for q, at in positions.items()}
+        if not any(ends.values()):
+            return []
+        return [(q, message) for q, message in handed if message.queue_offset < ends[q]]
+
+    def _sent_places(
+        self, sent_back: SendBack, doubted: list[QueueMessage]
+    ) -> set[tuple[TopicQueue, int]]:
+        """Return queue and offset of each message that was sent back."""
+        # Most groups have never sent anything back; then no message is looked up.
+        if not sent_back.have_any():
+            return set()
+        replays = self._member.held.replays
+        placed = [PlacedMessage.of(message, replay_of(replays, q)) for q, message in doubted]
+        were_sent = sent_back.are_sent_back(placed)
+        return {
+            (queue, message.queue_offset)
+            for (queue, message), was_sent in zip(doubted, were_sent, strict=True)
+            if was_sent
+        }
+
+    # --- queues -----------------------------------------------------------------------------
+
+    def begin(self, queue: TopicQueue, position: QueuePosition) -> None:
+        """Look once where the topic ends, and check that it is the one that the group has followed.
+
+        Raises: TopicRestoredError; StorageError, OSError.
+        """
+        reader = self._readers[queue.topic]
+        if reader.failure is not None:
+            raise reader.failure
+        if position.doubt_end is None:
+            # Whoever had the queue before may have seen more of the topic.
+            reader.look()
+            self._positions.doubt_before(queue.topic, reader.ends)
+        commit = self._member.held.followed.get(queue)
+        if commit is not None:
+            reader.check_follows(commit, queue.queue_id, position.next_offset)
+
+    def fresh_range(
+        self, queue: TopicQueue, position: QueuePosition, start: int, end: int
+    ) -> tuple[int, int]:
+        """Return the first part of a range of offsets in which no message was sent back already.
+
+        Raises: StorageError.
+        """
+        doubt_end = min(end, position.doubt_end or 0)
+        for begin in range(start, doubt_end, LOOK_MESSAGES):
+            for offset in self._sent_in(queue, begin, min(begin + LOOK_MESSAGES, doubt_end)):
+                if offset > start:
+                    return start, offset
+                start = offset + 1
+        return start, end
+
+    def _sent_in(self, queue: TopicQueue, start: int, end: int) -> list[int]:
+        """Return the offsets of a range whose messages were sent back, sorted."""
+        # Most groups have never sent anything back; then no topic is read for it.
+        if self._sent_back is None or not self._sent_back.have_any():
+            return []
+        reader, replay = self._readers[queue.topic], replay_of(self._member.held.replays, queue)
+        placed = [
+            PlacedMessage(*place, replay) for place in reader.places(queue.queue_id, start, end)
+        ]
+        were_sent = self._sent_back.are_sent_back(placed)
+        return sorted(at.offset for at, was_sent in zip(placed, were_sent, strict=True) if was_sent)
+
+
+class HandedMessages:
+    """Messages that are handed out together: so many, and of such a size, but at least one."""
+
+    def __init__(self, count: int, room_bytes: int) -> None:
+        """Begin with room for `count` messages of `room_bytes` together."""
+        self.messages: list[QueueMessage] = []
+        self._count, self._room_bytes = count, room_bytes
+        self.is_full = False
+
+    def take(self, queue: TopicQueue, position: QueuePosition) -> None:
+        """Take what there is room for of the messages that were read ahead of a queue."""
+        room_bytes = self._room_bytes
+        if not self.messages:
+            room_bytes = max(room_bytes, position.first_bytes)
+        messages, size_bytes = position.take(self._count - len(self.messages), room_bytes)
+        self.messages += [(queue, message) for message in messages]
+        self._room_bytes -= size_bytes
+        self.is_full = not messages or len(self.messages) >= self._count or self._room_bytes <= 0
+
+
+class QueuePositions:
+    """The positions in all queues of a member. Not safe for several threads."""
+
+    def __init__(self) -> None:
+        """Begin without a queue; `follow` adds the queues of a member."""
+        self._positions: dict[TopicQueue, QueuePosition] = {}
+        self._first = 0
+        self._lost: set[TopicQueue] = set()
+
+    def follow(self, held: HeldQueues) -> None:
+        """Drop queues that the member has lost, and begin with those that it got."""
+        epochs = held.epochs
+        for queue in [q for q, at in self._positions.items() if epochs.get(q) != at.epoch]:
+            if self._positions.pop(queue).is_busy:
+                self._lost.add(queue)
+        for queue, epoch in epochs.items():
+            if queue not in self._positions and queue in held.offsets:
+                offset = held.offsets[queue]
+                self._positions[queue] = QueuePosition(epoch, offset, offset)
+
+    def take_lost(self) -> set[TopicQueue]:
+        """Return the queues that were lost while their messages were in the hands of the caller.
+
+        Each of them is reported once.
+        """
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def doubt_before(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Doubt what lies before these ends, in queues of a topic that were not looked at yet."""
+        for queue, position in self._positions.items():
+            if queue.topic == topic and position.doubt_end is None:
+                position.doubt_end = ends.get(queue.queue_id, 0)
+
+    def queues_of(self, topic: str) -> list[int]:
+        """List the ids of the queues of a topic that the member has, sorted."""
+        return sorted(queue.queue_id for queue in self._positions if queue.topic == topic)
+
+    def get(self, queue: TopicQueue) -> QueuePosition | None:
+        """Return the position in a queue; None if the member does not have the queue."""
+        return self._positions.get(queue)
+
+    def has_messages(self) -> bool:
+        """Tell whether messages of any queue were read ahead."""
+        return any(position.has_messages() for position in self._positions.values())
+
+    def bound_ahead(self, size_bytes: int) -> None:
+        """Drop what was read ahead beyond a size; it is read again when it is asked for."""
+        for position in self._positions.values():
+            size_bytes -= position.ahead_bytes
+            if size_bytes < 0 and position.has_messages():
+                position.move_to(position.next_offset)
+
+    def in_turn(self) -> list[tuple[TopicQueue, QueuePosition]]:
+        """List all positions; each call begins with another queue, so that none is always last."""
+        positions = list(self._positions.items())
+        if not positions:
+            return []
+        self._first = (self._first + 1) % len(positions)
+        return [*positions[self._first :], *positions[: self._first]]
+
+    def busy(self) -> set[TopicQueue]:
+        """Return the queues whose messages were handed out since their last commit."""
+        return {queue for queue, position in self._positions.items() if position.is_busy}
+
+    def commits(self, unhandled: Mapping[TopicQueue, int] | None = None) -> Commits:
+        """Return the offsets to commit: all that was handed out, up to before `unhandled`."""
+        ends = {q: (at.epoch, at.next_offset) for q, at in self._positions.items()}
+        for queue, offset in (unhandled or {}).items():
+            if queue in ends:
+                # As in `give_again`.
+                ends[queue] = (ends[queue][0], min(offset, ends[queue][1]))
+        return {q: end for q, end in ends.items() if end[1] > self._positions[q].committed}
+
+    def idle_commits(self) -> Commits:
+        """Return the offsets to commit of idle queues: messages that filters held back."""
+        busy = self.busy()
+        return {queue: end for queue, end in self.commits().items() if queue not in busy}
+
+    def hand_out(self, queue: TopicQueue, end: int) -> None:
+        """Note that the caller has all messages of a queue up to before `end`."""
+        self._positions[queue].move_to(end)
+        self._positions[queue].is_busy = True
+
+    def note_committed(self, commits: Commits, refused: Collection[TopicQueue]) -> None:
+        """Note that the group knows these offsets now, but for the refused queues."""
+        for queue, (epoch, offset) in commits.items():
+            position = self._positions.get(queue)
+            if position is not None and queue not in refused and position.epoch == epoch:
+                position.committed = offset
+                position.is_busy = position.is_busy and offset < position.next_offset
+
+    def next_offsets(self, topic: str) -> dict[int, int]:
+        """Return the first offset of each queue of a topic that was not handed out."""
+        return {
+            queue.queue_id: position.next_offset
+            for queue, position in self._positions.items()
+            if queue.topic == topic
+        }
+
+    def be_idle(self, queues: Collection[TopicQueue]) -> None:
+        """Note that the caller has no messages of these queues."""
+        for queue in queues:
+            self._positions[queue].is_busy = False
+
+    def undo(
+        self, first_offsets: Mapping[TopicQueue, int], busy_before: Collection[TopicQueue]
+    ) -> None:
+        """Go back to these offsets as if they, and what follows, had not been handed out."""
+        for queue, offset in first_offsets.items():
+            self._positions[queue].move_to(offset)
+            self._positions[queue].is_busy = queue in busy_before
+
+    def give_again(self, first_offsets: Mapping[TopicQueue, int]) -> None:
+        """Hand out these offsets next, and what follows them; lost queues are left out.
+
+        Who handed them back may have sent some of them back without an answer.
+        """
+        for queue, offset in first_offsets.items():
+            if position := self._positions.get(queue):
+                position.doubt_end = max(position.doubt_end or 0, position.next_offset)
+                # A queue that was lost and came back begins at an earlier offset.
+                position.move_to(min(offset, position.next_offset))
+
+
+@dataclass(slots=True)
+class QueuePosition:
+    """The position in one queue.
+
+    Attributes:
+        epoch: the epoch under which the member has the queue.
+        committed: the next offset as the group knows it.
+        next_offset: the first offset that was not handed out.
+        is_busy: whether messages were handed out since the last commit.
+        doubt_end: messages before it may have been handed out, and sent back, without a commit;
+            None before the first look at the queue.
+    """
+
+    epoch: int
+    committed: int
+    next_offset: int
+    is_busy: bool = False
+    doubt_end: int | None = None
+    _messages: list[ReceivedMessage] = field(default_factory=list)
+    _offsets: list[int] = field(default_factory=list)
+    _sizes_bytes: list[int] = field(default_factory=list)
+    _row: int = 0
+    _end_offset: int = 0
+
+    def take(self, count: int, room_bytes: int) -> tuple[list[ReceivedMessage], int]:
+        """Hand out at most `count` of the messages that were read ahead, as far as there is room.
+
+        Returns:
+            The messages, and their size.
+        """
+        end = self._row
+        size_bytes = 0
+        for size in self._sizes_bytes[self._row : self._row + count]:
+            if size_bytes + size > room_bytes:
+                break
+            end, size_bytes = end + 1, size_bytes + size
+        messages = self._messages[self._row : end]
+        if messages:
+            self._row, self.is_busy = end, True
+            is_last = end == len(self._messages)
+            self.next_offset = self._end_offset if is_last else self._offsets[end]
+        return messages, size_bytes
+
+    @property
+    def first_bytes(self) -> int:
+        """The size of the next message that was read ahead."""
+        return self._sizes_bytes[self._row]
+
+    @property
+    def ahead_bytes(self) -> int:
+        """The size of the messages that were read ahead; a run is kept as a whole."""
+        return sum(self._sizes_bytes) if self.has_messages() else 0
+
+    def has_messages(self) -> bool:
+        """Tell whether messages that were read ahead wait to be handed out."""
+        return self._row < len(self._messages)
+
+    def put(self, run: Run) -> None:
+        """Keep messages that were read ahead. A run that the filter empties is skipped."""
+        self._messages, self._offsets = run.rows.messages(), run.offsets
+        self._sizes_bytes = run.rows.sizes_bytes()
+        self._row, self._end_offset = 0, run.next_offset
+        self.next_offset = self._offsets[0] if self._offsets else run.next_offset
+
+    def move_to(self, offset: int) -> None:
+        """Hand out this offset next; messages that were read ahead are dropped and read again."""
+        self.next_offset, self._row = offset, 0
+        self._messages, self._offsets, self._sizes_bytes = [], [], []
+        self.is_busy = self.is_busy and offset > self.committed
+
+
+def first_offsets(offsets: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue, int]:
+    """Return the smallest offset of each queue."""
+    smallest: dict[TopicQueue, int] = {}
+    for queue, offset in offsets:
+        smallest[queue] = min(offset, smallest.get(queue, offset))
+    return smallest
+
+
+def _first(handed: Sequence[QueueMessage]) -> dict[TopicQueue, int]:
+    return first_offsets((queue, message.queue_offset) for queue, message in handed)
