@@ -160,6 +160,12 @@ def store(tmp_path: Path) -> Store:
     return fresh_store(tmp_path / "store")
 
 
+@pytest.fixture
+def empty(tmp_path: Path) -> HandMadeStore:
+    """A store whose rows a test writes; it has none yet."""
+    return HandMadeStore(str(tmp_path / "store"))
+
+
 @pytest.fixture(scope="session")
 def clean_original(tmp_path_factory: pytest.TempPathFactory) -> HandMadeStore:
     return clean_store(str(tmp_path_factory.mktemp("clean") / "store"))

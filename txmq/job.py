@@ -28,61 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# --- secret_scopes:
-
 # Those of the clouds' own tools, and the settings of txmq.
 CREDENTIALS = ("AWS", "AZURE", "GOOGLE", "TXMQ")
 _NAME = re.compile(f"(?:{'|'.join(CREDENTIALS)})_[A-Z0-9_]+", re.ASCII)
-
-
-def variable_of(key: str) -> str | None:
-    """The variable that a secret is for, None for another secret.
-
-    A scope on Azure's key vault has no underscores: `azure-storage-account-key` is
-    `AZURE_STORAGE_ACCOUNT_KEY`.
-    """
-    name = key.replace("-", "_").upper()
-    return name if _NAME.fullmatch(name) else None
-
-
-def export_secrets(scope: str, environment: MutableMapping[str, str]) -> list[str]:
-    """Put the credentials of a secret scope into an environment; other secrets are not read.
-
-    Args:
-        scope: its name; who runs the job needs READ on it. Without a name nothing is done.
-        environment: usually `os.environ`.
-
-    Returns:
-        The names of the variables, sorted.
-
-    Raises: EnvironmentProblemError outside of Databricks, and for a scope without credentials.
-    """
-    if not scope:
-        return []
-    secrets = _secrets()
-    names: dict[str, str] = {}
-    for key in sorted(str(secret.key) for secret in secrets.list(scope)):
-        if name := variable_of(key):
-            environment[name] = secrets.get(scope, key)
-            names[name] = key
-    if not names:
-        starts = ", ".join(f"{start}_" for start in CREDENTIALS)
-        problem = f"the secret scope {scope!r} has no secret whose name begins with {starts}"
-        raise EnvironmentProblemError(problem, f"Run `databricks secrets put-secret {scope} NAME`")
-    return sorted(names)
-
-
-def _secrets() -> Any:
-    try:
-        runtime = importlib.import_module("databricks.sdk.runtime")
-    except ImportError as error:
-        problem = "there are no secret scopes here: this is not Databricks"
-        step = "Leave --secrets out, and set the variables of the cloud's own tools"
-        raise EnvironmentProblemError(problem, step) from error
-    return runtime.dbutils.secrets
-
-
-# --- job:
 
 
 class BatchService(Protocol):
@@ -121,26 +69,6 @@ def run_job(
     return run_plain_job(name, lambda store: make(store, _session(name)), arguments)
 
 
-def run_catalog_job(arguments: Sequence[str] | None = None) -> int:
-    """Parse LOCATION CATALOG [--config FILE] [--once] and keep the names in a catalog.
-
-    Args:
-        arguments: those of the command line if left out.
-
-    Returns:
-        The exit code 0.
-
-    Raises: TxmqError, so that the scheduler sees a failed job.
-    """
-    name = "catalog-tables"
-    parser = _service_parser(name)
-    parser.add_argument("catalog", help="a schema, such as messages or main.messages")
-    options = parser.parse_args(arguments)
-    store, catalog = _opened(options), options.catalog
-    service = CatalogTables(store, spark=_session(name), catalog=catalog)
-    return _run(name, service, options)
-
-
 def run_broker_job(arguments: Sequence[str] | None = None) -> int:
     """Parse LOCATION [--config FILE] [--once] [--no-spark] [--metrics HOST:PORT …]; serve a store.
 
@@ -166,26 +94,32 @@ def run_broker_job(arguments: Sequence[str] | None = None) -> int:
     return _run(name, Broker(store, spark=spark, metrics=endpoint), options)
 
 
+def run_catalog_job(arguments: Sequence[str] | None = None) -> int:
+    """Parse LOCATION CATALOG [--config FILE] [--once] and keep the names in a catalog.
+
+    Args:
+        arguments: those of the command line if left out.
+
+    Returns:
+        The exit code 0.
+
+    Raises: TxmqError, so that the scheduler sees a failed job.
+    """
+    name = "catalog-tables"
+    parser = _service_parser(name)
+    parser.add_argument("catalog", help="a schema, such as messages or main.messages")
+    options = parser.parse_args(arguments)
+    store, catalog = _opened(options), options.catalog
+    service = CatalogTables(store, spark=_session(name), catalog=catalog)
+    return _run(name, service, options)
+
+
 def run_plain_job(
     name: str, make: Callable[[Store], Service], arguments: Sequence[str] | None = None
 ) -> int:
-    """As `run_job`, for a service that needs no Spark. Raises: as `run_job`."""
+    """Run a service that needs no Spark, as `run_job` does. Raises: as `run_job`."""
     options = _service_parser(name).parse_args(arguments)
     return _run(name, make(_opened(options)), options)
-
-
-def _session(name: str) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    return SparkSession.builder.appName(f"txmq-{name}").getOrCreate()
-
-
-def _run(name: str, service: Service, options: argparse.Namespace) -> int:
-    if options.once:
-        _tell(service.run_once())
-    else:
-        run_until_signal(lambda: _handle(name, service.start()))
-    return 0
 
 
 def run_batch_job(
@@ -205,17 +139,6 @@ def run_batch_job(
     if problem := _problem_of(result):
         raise SystemExit(f"{problem}; see docs/runbook.md")
     return 0
-
-
-def _problem_of(result: object) -> str | None:
-    """What somebody must look at, although the service did what it could."""
-    match result:
-        case RecheckResult(unheard_groups=(_, *_) as groups):
-            names = ", ".join(map(shown_name, groups))
-            return f"no listener was found for groups with open transactions: {names}"
-        case MaintenanceResult(failed=failed) if failed:
-            return "failed: " + "; ".join(f"{table}: {why}" for table, why in failed.items())
-    return None
 
 
 def run_verify_job(arguments: Sequence[str] | None = None) -> int:
@@ -239,20 +162,6 @@ def run_verify_job(arguments: Sequence[str] | None = None) -> int:
         text = f"{report.violation_count:,} violations in {report.location}"
         raise SystemExit(f"{text}; run `txmq verify` for the places, and see docs/runbook.md")
     return 0
-
-
-def _tell(result: object) -> None:
-    """The result as one line of JSON, for who reads the log of a job."""
-    values = result.to_dict() if hasattr(result, "to_dict") else plain(result)
-    told = values if isinstance(values, dict) else {"value": values}
-    name = type(result).__name__
-    logging.getLogger(__name__).info("%s", json.dumps({"result": name, **told}))
-
-
-def _opened(options: argparse.Namespace) -> Store:
-    log_to_stderr(LogLevel(options.log_level).number, LogFormat(options.log_format))
-    export_secrets(options.secrets, os.environ)
-    return open_store(options.location, options.config)
 
 
 def _service_parser(name: str) -> argparse.ArgumentParser:
@@ -283,5 +192,91 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _opened(options: argparse.Namespace) -> Store:
+    log_to_stderr(LogLevel(options.log_level).number, LogFormat(options.log_format))
+    export_secrets(options.secrets, os.environ)
+    return open_store(options.location, options.config)
+
+
+def _session(name: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.appName(f"txmq-{name}").getOrCreate()
+
+
+def _run(name: str, service: Service, options: argparse.Namespace) -> int:
+    if options.once:
+        _tell(service.run_once())
+    else:
+        run_until_signal(lambda: _handle(name, service.start()))
+    return 0
+
+
 def _handle(name: str, handle: ServiceHandle | BrokerHandle) -> BrokerHandle:
     return handle if isinstance(handle, BrokerHandle) else BrokerHandle({name: handle})
+
+
+def _problem_of(result: object) -> str | None:
+    """Return what somebody must look at, although the service did what it could."""
+    match result:
+        case RecheckResult(unheard_groups=(_, *_) as groups):
+            names = ", ".join(map(shown_name, groups))
+            return f"no listener was found for groups with open transactions: {names}"
+        case MaintenanceResult(failed=failed) if failed:
+            return "failed: " + "; ".join(f"{table}: {why}" for table, why in failed.items())
+    return None
+
+
+def _tell(result: object) -> None:
+    """Log the result as one line of JSON, for readers of the log of a job."""
+    values = result.to_dict() if hasattr(result, "to_dict") else plain(result)
+    fields = values if isinstance(values, dict) else {"value": values}
+    name = type(result).__name__
+    logging.getLogger(__name__).info("%s", json.dumps({"result": name, **fields}))
+
+
+def export_secrets(scope: str, environment: MutableMapping[str, str]) -> list[str]:
+    """Put the credentials of a secret scope into an environment; other secrets are not read.
+
+    Args:
+        scope: its name; who runs the job needs READ on it. Without a name nothing is done.
+        environment: usually `os.environ`.
+
+    Returns:
+        The names of the variables, sorted.
+
+    Raises: EnvironmentProblemError outside of Databricks, and for a scope without credentials.
+    """
+    if not scope:
+        return []
+    secrets = _secrets()
+    names: dict[str, str] = {}
+    for key in sorted(str(secret.key) for secret in secrets.list(scope)):
+        if name := variable_of(key):
+            environment[name] = secrets.get(scope, key)
+            names[name] = key
+    if not names:
+        starts = ", ".join(f"{start}_" for start in CREDENTIALS)
+        problem = f"the secret scope {scope!r} has no secret whose name begins with {starts}"
+        raise EnvironmentProblemError(problem, f"Run `databricks secrets put-secret {scope} NAME`")
+    return sorted(names)
+
+
+def variable_of(key: str) -> str | None:
+    """Return the variable that a secret is for; None for another secret.
+
+    A scope on Azure's key vault has no underscores: `azure-storage-account-key` is
+    `AZURE_STORAGE_ACCOUNT_KEY`.
+    """
+    name = key.replace("-", "_").upper()
+    return name if _NAME.fullmatch(name) else None
+
+
+def _secrets() -> Any:
+    try:
+        runtime = importlib.import_module("databricks.sdk.runtime")
+    except ImportError as error:
+        problem = "there are no secret scopes here: this is not Databricks"
+        step = "Leave --secrets out, and set the variables of the cloud's own tools"
+        raise EnvironmentProblemError(problem, step) from error
+    return runtime.dbutils.secrets

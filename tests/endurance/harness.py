@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +64,14 @@ class Options:
     with_spark: bool = True
     seconds: float | None = None
     say: Say = field(default=lambda _: None)
+
+
+def started(command: Sequence[str], log: Any) -> subprocess.Popen[bytes]:
+    """A module and its arguments as a process of its own, which writes into `log`."""
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-m", *command], stdout=log, stderr=subprocess.STDOUT, cwd=root
+    )
 
 
 def kept_result(story: str) -> dict[str, Any] | None:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.delay_world import TOPIC, DelayWorld
+from txmq import ConsumeStatus
 from txmq.consumer.group import group_in
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import GroupState, TopicQueue
-from txmq.consumer.send_back import FailedMessage
+from txmq.consumer.send_back import FailedMessage, SendBack
 from txmq.ground.clock import Clock
+from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
 from txmq.ops.admin.topics import Topics
 
@@ -66,8 +68,6 @@ class ConsumerWorld(DelayWorld):
 
     def send_to(self, queue_id: int, *bodies: str, topic: str = TOPIC) -> None:
         """Messages to one queue, published."""
-        from txmq.message.message import Message
-
         batch = [Message(topic, body.encode()) for body in bodies]
         self.producer.send(batch, queue_id=queue_id)
         self.publisher.run_once()
@@ -81,6 +81,16 @@ class ConsumerWorld(DelayWorld):
         for consumer in self.consumers:
             consumer.close()
         self.producer.close()
+
+
+def retrying_consumer(world: ConsumerWorld) -> PullConsumer:
+    """A consumer that sends back to the store what fails."""
+    return world.consumer(sends_back=SendBack(world.store, BILLING, world.clock))
+
+
+def fail(_: ReceivedMessage) -> ConsumeStatus:
+    """A handler that always asks for another try."""
+    return ConsumeStatus.RECONSUME_LATER
 
 
 def drained(consumer: PullConsumer, max_messages: int = 32) -> list[ReceivedMessage]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from typing import Any
 import psycopg
 import pymysql
 from sqlalchemy import create_engine
+
+from tests.kit.s3 import free_port
 
 PASSWORD = "correct horse"  # noqa: S105 - of a server that lives as long as a test
 HOST = "127.0.0.1"
@@ -160,12 +161,6 @@ def ready(server: Server) -> Server:
             time.sleep(0.05)
         else:
             return server
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as found:
-        found.bind((HOST, 0))
-        return int(found.getsockname()[1])
 
 
 STARTS: dict[str, Callable[[], Any]] = {"postgresql": running_postgres, "mysql": running_mariadb}

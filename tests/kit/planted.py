@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from txmq.store.op import OpRow
 from txmq.store.schemas import HALF, REGISTER, SETTLED, TOPIC
 from txmq.store.store import Store
 from txmq.testing import ManualClock
+from txmq.verify import VerifyReport
 
 GROUP, SILENT = "shop", "silent"
 DEAD = TRANS_CHECK_MAX_TIME_TOPIC
@@ -513,6 +514,14 @@ class Bug:
 
     def subject_in(self, made: Filled) -> str:
         return self.subject or made.ids[self.of or self.name]
+
+
+def assert_named(subject: str, invariants: Collection[str], report: VerifyReport) -> None:
+    """Violations of each of these promises name the subject."""
+    for result in report.results:
+        if result.invariant in invariants:
+            ids = [violation.row_id for violation in result.violations]
+            assert any(subject in row_id for row_id in ids), f"{result.invariant} names {ids}"
 
 
 BUGS = (

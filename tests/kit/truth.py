@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.kit.books import GROUP, TOPICS, Books
-from tests.kit.reading import are_gap_free, topic_rows, wait_until
+from tests.kit.reading import DEADLINE_S, are_gap_free, topic_rows, wait_until
 from txmq.ops.admin.status import Admin
 from txmq.ops.broker import Broker
 from txmq.verify import verify
@@ -19,7 +19,7 @@ def drain(store: Store, books: Books) -> None:
     run_until_all_is_done(store, Broker(store, listeners={GROUP: books}))
 
 
-def run_until_all_is_done(store: Store, broker: Broker) -> None:
+def run_until_all_is_done(store: Store, broker: Broker, deadline_s: float = DEADLINE_S) -> None:
     """Work until nothing is pending, nothing waits or is behind and no topic is parked."""
 
     def is_done() -> bool:
@@ -28,7 +28,7 @@ def run_until_all_is_done(store: Store, broker: Broker) -> None:
         behind = now.settled.op_versions + now.published.op_versions
         return (now.open, now.scheduled, behind, now.parked) == (0, 0, 0, ())
 
-    wait_until(is_done)
+    wait_until(is_done, deadline_s)
 
 
 def assert_topics_tell_the_truth(store: Store, books: Books) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.kit import s3
-from tests.kit.connect_server import connect_server
 from tests.kit.spark_environment import spark_environment as kit_environment
+from tests.places.connect_server import connect_server
 from txmq.spark.jars import spark_home
 from txmq.user_data.s3_log_store import s3_log_store_jar
 

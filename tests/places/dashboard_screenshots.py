@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tests.kit.browser import Browser, browser
 from tests.kit.dashboard_world import CONSUMERS, DashboardWorld
 from tests.kit.reading import wait_until
+from tests.places.browser import Browser, browser
 from txmq.ops.dashboard.app import Dashboard, DashboardEndpoint
 from txmq.ops.dashboard.snapshot import Counting, Snapshot
 

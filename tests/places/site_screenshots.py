@@ -12,8 +12,8 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.kit.browser import browser
 from tests.kit.reading import wait_until
+from tests.places.browser import browser
 
 PAGES = ("index", "why", "start", "install", "comparison", "faults", "architecture", "api/sending")
 WIDTHS = (1440, 390)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import s3
-from tests.kit.cluster import PROJECT, Cluster, spark_cluster
+from tests.places.cluster import PROJECT, Cluster, spark_cluster
 from tests.places.on_cluster import TOPIC, TYPED
 from txmq.errors import TxmqError
 from txmq.message.message import Message

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.booked_batches import booked_twice
 from tests.kit.reading import wait_until
 from tests.oracle.checker import verify_by_spark
+from tests.places.booked_batches import booked_twice
 from txmq.check.recheck import RecheckJob
 from txmq.errors import EnvironmentProblemError
 from txmq.listeners.delta import DeltaListener

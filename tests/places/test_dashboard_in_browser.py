@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit import browser as kit
-from tests.kit.browser import Browser, axe_script
 from tests.kit.dashboard_world import DashboardWorld
 from tests.kit.reading import wait_until
+from tests.places import browser as kit
+from tests.places.browser import Browser, axe_script
 from tests.places.dashboard_screenshots import paths_of
 from txmq.ops.dashboard.app import Dashboard, DashboardEndpoint
 

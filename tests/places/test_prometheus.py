@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import prometheus as kit
 from tests.kit.books import GROUP, SETTINGS, Books, sell
 from tests.kit.counted import OF_TOPIC, counted
 from tests.kit.forked import Forked, forked
-from tests.kit.prometheus import Prometheus
 from tests.kit.reading import wait_until
 from tests.kit.s3 import free_port
 from tests.kit.truth import assert_topics_tell_the_truth, drain
+from tests.places import prometheus as kit
+from tests.places.prometheus import Prometheus
 from txmq.ops.broker import Broker, run_until_signal
 from txmq.ops.metrics.server import MetricsEndpoint
 from txmq.store.config import Config

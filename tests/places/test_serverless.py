@@ -1,4 +1,4 @@
-"""What a notebook calls, under the rules of serverless compute (tests/kit/serverless.py).
+"""What a notebook calls, under the rules of serverless compute (tests/places/serverless.py).
 
 A Spark Connect server of its own process runs Spark; no Databricks is there.
 """
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from tests.kit.booked_batches import booked_twice
 from tests.kit.reading import wait_until
-from tests.kit.serverless import ServerlessRules, serverless_session
+from tests.places.booked_batches import booked_twice
+from tests.places.serverless import ServerlessRules, serverless_session
 from txmq.check.recheck import RecheckJob
 from txmq.errors import EnvironmentProblemError
 from txmq.listeners.delta import DeltaListener

@@ -53,7 +53,7 @@ def undeclared(known: set[str], *, at_start: bool) -> dict[str, str]:
 
 
 def test_modules_need_at_their_start_only_what_every_installation_has() -> None:
-    optional = {"demo", "local_spark", "testing"}
+    optional = {"testing"}
     missing = undeclared(declared(), at_start=True)
 
     assert {top: path for top, path in missing.items() if path.split("/")[1] not in optional} == {}

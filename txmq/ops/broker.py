@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
 LOOK_INTERVAL_S = 0.5
 # As others are told of them, in the order of a message's way.
 SERVICES = ("publisher", "check service", "delay service", "maintenance")
@@ -54,12 +53,12 @@ class BrokerResult:
 
     @property
     def counts(self) -> BrokerCounts:
-        """The counts of all services in one."""
+        """The counts of all services together."""
         results = (self.published, self.checked.checks, self.delivered, self.maintained)
         return counts_of(*results)
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts, and what is still open, for JSON."""
+        """Return the counts, and how many transactions are still open, for JSON."""
         return {**self.counts.to_dict(), "open_transactions": self.checked.open_transactions}
 
 
@@ -98,7 +97,7 @@ class Broker:
         catalog: str | None = None,
         metrics: Shown | None = None,
     ) -> None:
-        """Build the services; nothing runs yet.
+        """Build the services; start none.
 
         Raises:
             ListenerError: a listener lacks a method, or the settings name one that cannot be made.
@@ -183,7 +182,9 @@ class Broker:
             services["heartbeat"] = HeartbeatHandle(self._heartbeat())
             services["publisher"] = self.publisher.start()
             if stopping_start().is_set():
-                return _stopped(services)
+                handle = BrokerHandle(services)
+                handle.stop()
+                return handle
             # After it: what is not settled yet they would hold in memory.
             services["check service"] = self.check_service.start()
             services["delay service"] = self.delay_service.start()
@@ -202,76 +203,11 @@ class Broker:
         return Heartbeat(self.store.tables, self._clock, self.publisher.name, services)
 
 
-class WatchedServices:
-    """What the running services of a broker have done and measured."""
-
-    def __init__(self, broker: Broker, services: Mapping[str, Any]) -> None:
-        """`services` fills up while they start."""
-        self._broker, self._services, self._is_begun = broker, services, False
-
-    def all_run(self) -> None:
-        """Called once, when the last one has started."""
-        self._is_begun = True
-
-    def counts(self) -> BrokerCounts:
-        """What the services have done."""
-        if not {"maintenance", "check service"} <= self._services.keys():
-            return BrokerCounts()
-        return counts_of(
-            self._broker.publisher.total,
-            self._services["check service"].checked,
-            self._broker.delay_service.total,
-            self._services["maintenance"].total,
-        )
-
-    def latencies(self) -> Latencies:
-        """What the services have measured."""
-        published = self._broker.publisher.total
-        delayed = self._broker.delay_service.total.lateness
-        return Latencies(published.end_latency, published.publish_latency, delayed)
-
-    def services(self) -> Mapping[str, bool]:
-        """Whether each service runs; empty until all have started."""
-        names = list(self._services) if self._is_begun else []
-        return {name: self._services[name].is_alive for name in names}
-
-
-def counts_of(
-    published: PublishResult,
-    checked: RoundResult,
-    delivered: DelayResult,
-    maintained: MaintenanceResult,
-) -> BrokerCounts:
-    """The counts of all services."""
-    return BrokerCounts(
-        settled=published.settled, published=published.published, delivered=delivered.delivered,
-        asked=checked.asked, committed=checked.committed, rolled_back=checked.rolled_back,
-        unknown=checked.unknown, discarded=checked.discarded, set_aside=published.set_aside,
-        refused=published.refused, files_merged=maintained.compacted.files_before,
-        commits_cleaned=maintained.commits_cleaned, failures=len(maintained.failed),
-    )  # fmt: skip
-
-
-def _stopped(services: Mapping[str, ServiceHandle]) -> BrokerHandle:
-    """The handle of a broker that was told to stop while it started."""
-    handle = BrokerHandle(services)
-    handle.stop()
-    return handle
-
-
-def _described(listeners: Mapping[str, object]) -> str:
-    """Who answers for which group, by the names of classes."""
-    if not listeners:
-        return "no listener: nobody can be asked about transactions without an end"
-    pairs = (f"{shown_name(name)}={type(one).__name__}" for name, one in listeners.items())
-    return f"listeners: {', '.join(sorted(pairs))}"
-
-
 class BrokerHandle:
     """The running services of a broker, by name; the end of a `with` block stops them."""
 
     def __init__(self, services: Mapping[str, ServiceHandle]) -> None:
-        """Made by `Broker.start()`."""
+        """Take the services that `Broker.start()` has started, in the order of their starts."""
         self._services = dict(services)
         self._is_stopping = False
 
@@ -348,7 +284,7 @@ class BrokerHandle:
             raise failure
 
     def _why_ended(self) -> BaseException | None:
-        """The failure of the first service that ended; None if all run, or were told to stop."""
+        """Log and return why a service ended; None if all run, or were told to stop."""
         for name, service in self._services.items():
             failure = service.exception
             if failure is not None:
@@ -368,11 +304,71 @@ class BrokerHandle:
                 raise
 
 
+class WatchedServices:
+    """What the running services of a broker have done and measured."""
+
+    def __init__(self, broker: Broker, services: Mapping[str, Any]) -> None:
+        """Watch `services`, which fills up while they start."""
+        self._broker, self._services, self._is_begun = broker, services, False
+
+    def all_run(self) -> None:
+        """Note that the last service has started."""
+        self._is_begun = True
+
+    def counts(self) -> BrokerCounts:
+        """Return what the services have done."""
+        if not {"maintenance", "check service"} <= self._services.keys():
+            return BrokerCounts()
+        return counts_of(
+            self._broker.publisher.total,
+            self._services["check service"].checked,
+            self._broker.delay_service.total,
+            self._services["maintenance"].total,
+        )
+
+    def latencies(self) -> Latencies:
+        """Return what the services have measured."""
+        published = self._broker.publisher.total
+        delayed = self._broker.delay_service.total.lateness
+        return Latencies(published.end_latency, published.publish_latency, delayed)
+
+    def services(self) -> Mapping[str, bool]:
+        """Tell of each service whether it runs; an empty mapping until all have started."""
+        names = list(self._services) if self._is_begun else []
+        return {name: self._services[name].is_alive for name in names}
+
+
+def counts_of(
+    published: PublishResult,
+    checked: RoundResult,
+    delivered: DelayResult,
+    maintained: MaintenanceResult,
+) -> BrokerCounts:
+    """Add up the counts of all services."""
+    return BrokerCounts(
+        settled=published.settled, published=published.published, delivered=delivered.delivered,
+        asked=checked.asked, committed=checked.committed, rolled_back=checked.rolled_back,
+        unknown=checked.unknown, discarded=checked.discarded, set_aside=published.set_aside,
+        refused=published.refused, files_merged=maintained.compacted.files_before,
+        commits_cleaned=maintained.commits_cleaned, failures=len(maintained.failed),
+    )  # fmt: skip
+
+
+def _described(listeners: Mapping[str, object]) -> str:
+    """Name the class that answers for each group, for the log."""
+    if not listeners:
+        return "no listener: nobody can be asked about transactions without an end"
+    pairs = (
+        f"{shown_name(group)}={type(listener).__name__}" for group, listener in listeners.items()
+    )
+    return f"listeners: {', '.join(sorted(pairs))}"
+
+
 class Waiting(Protocol):
     """Services that run until they are told to stop."""
 
     def wait(self, stopping: threading.Event | None = None) -> None:
-        """As `BrokerHandle.wait`."""
+        """See `BrokerHandle.wait`."""
 
 
 def run_until_signal(start: Callable[[], Waiting]) -> None:

@@ -1,4 +1,4 @@
-"""The log of a process: its level, and its form for people or for programs."""
+"""The log of a broker: its form for people or for programs, and a line of counts each minute."""
 
 from __future__ import annotations
 
@@ -13,9 +13,58 @@ from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.ground.printable import PrintableFormatter
 from txmq.ground.results import Plain, Sum
 
-# --- counts:
-
+logger = logging.getLogger(__name__)
 NOTHING = "nothing was to do"
+INTERVAL_S = 60.0
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class LogFormat(enum.StrEnum):
+    """`text` for people; `json` for programs, an object a line."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(enum.StrEnum):
+    """From which level on records are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def number(self) -> int:
+        """The number of the level in `logging`."""
+        return logging.getLevelNamesMapping()[self.name]
+
+
+def log_to_stderr(level: int, form: LogFormat = LogFormat.TEXT) -> None:
+    """Send the logs to standard error, with nothing in them that commands a terminal."""
+    handler = logging.StreamHandler()
+    is_text = form is LogFormat.TEXT
+    handler.setFormatter(PrintableFormatter(TEXT_FORMAT) if is_text else JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object: time, level, logger, message, and exception if any.
+
+    Records of txmq have ids and never bodies; what a library writes is passed on as it is.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        values = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            values["exception"] = self.formatException(record.exc_info)
+        return json.dumps(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +100,31 @@ class BrokerCounts(Plain, Sum):
     failures: int = 0
 
     def since(self, before: BrokerCounts) -> BrokerCounts:
-        """What was done after `before`."""
+        """Return what was done after `before`."""
         names = [spec.name for spec in fields(self)]
         return BrokerCounts(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
     def __str__(self) -> str:
-        """All that is not zero, such as `settled 3, published 5`."""
+        """Write out all that is not zero, such as `settled 3, published 5`."""
         counts = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         words = [f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items() if count]
         return ", ".join(words) or NOTHING
-
-
-# --- report:
-
-logger = logging.getLogger(__name__)
-
-INTERVAL_S = 60.0
 
 
 class ReportHandle(ThreadHandle):
     """A thread that writes one line after each interval."""
 
     def __init__(self, counts: Callable[[], BrokerCounts], interval_s: float = INTERVAL_S) -> None:
-        """Start it; `counts` gives the counts since the start of the services."""
+        """Start the thread; `counts` gives the counts since the start of the services."""
         super().__init__("report", interval_s, first_s=interval_s)
         self._counts, self._before = counts, counts()
         self.begin()
+
+    def tell(self) -> None:
+        """Log what was done since the last line."""
+        counts = self._counts()
+        logger.info("in the last %.0f s: %s", self._interval_s, counts.since(self._before))
+        self._before = counts
 
     def _turn(self) -> None:
         try:
@@ -85,62 +133,3 @@ class ReportHandle(ThreadHandle):
             if not is_survivable(error):
                 raise
             logger.exception("the services could not be counted")
-
-    def tell(self) -> None:
-        """Write the line."""
-        counts = self._counts()
-        logger.info("in the last %.0f s: %s", self._interval_s, counts.since(self._before))
-        self._before = counts
-
-
-# --- logs:
-
-TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-
-
-class LogFormat(enum.StrEnum):
-    """`text` for people; `json` for programs, an object a line."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(enum.StrEnum):
-    """From which level on records are written."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-    @property
-    def number(self) -> int:
-        """As `logging` counts."""
-        return logging.getLevelNamesMapping()[self.name]
-
-
-class JsonFormatter(logging.Formatter):
-    """A record as one JSON object: time, level, logger, message, and exception where there is one.
-
-    Records of txmq have ids and never bodies; what a library writes is passed on as it is.
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
-        values = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            values["exception"] = self.formatException(record.exc_info)
-        return json.dumps(values)
-
-
-def log_to_stderr(level: int, form: LogFormat = LogFormat.TEXT) -> None:
-    """Send the logs to standard error, with nothing in them that commands a terminal."""
-    handler = logging.StreamHandler()
-    is_text = form is LogFormat.TEXT
-    handler.setFormatter(PrintableFormatter(TEXT_FORMAT) if is_text else JsonFormatter())
-    logging.basicConfig(level=level, handlers=[handler])

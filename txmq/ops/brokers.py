@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from txmq.store.store import Store
 
 
-# --- brokers:
-
 BEAT_INTERVAL_MS = 60_000
 # A broker that missed two heartbeats is taken for gone.
 GONE_MS = 3 * BEAT_INTERVAL_MS
@@ -32,6 +30,9 @@ SWEPT_MS = 24 * 3_600_000
 # Brokers that are killed again and again fill no memory; the last ones are kept.
 ENTRIES_MAX = 100
 SERVICES_MAX = 32
+# Of those that came since the last beat.
+SHOWN_OTHERS = 5
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,14 @@ class BrokerEntry:
     seen_ms: Moment
 
     def is_gone(self, now_ms: int) -> bool:
-        """Whether it is silent for so long that it has probably ended.
+        """Tell whether it is silent for so long that it has probably ended.
 
         Nobody can have been seen far in the future.
         """
         return now_ms - self.seen_ms > GONE_MS or self.is_to_come(now_ms)
 
     def is_to_come(self, now_ms: int) -> bool:
-        """Whether its time lies so far in the future that it cannot be right."""
+        """Tell whether its time lies so far in the future that it cannot be right."""
         return self.seen_ms > now_ms + GONE_MS
 
 
@@ -63,24 +64,80 @@ class Brokers:
     entries: Mapping[str, BrokerEntry]
 
     def beaten(self, broker_id: str, entry: BrokerEntry) -> Brokers:
-        """With this heartbeat, and without those that are gone for long or to come."""
+        """Add this heartbeat; leave out brokers that are gone for long or to come."""
         limit_ms = entry.seen_ms - SWEPT_MS
-        others = self.others(broker_id).items()
-        kept = [
+        others = [
             (key, other)
-            for key, other in others
+            for key, other in self.others(broker_id).items()
             if other.seen_ms >= limit_ms and not other.is_to_come(entry.seen_ms)
         ]
-        kept.sort(key=lambda pair: pair[1].seen_ms)
-        return Brokers({**dict(kept[-(ENTRIES_MAX - 1) :]), broker_id: entry})
+        others.sort(key=lambda pair: pair[1].seen_ms)
+        return Brokers({**dict(others[-(ENTRIES_MAX - 1) :]), broker_id: entry})
 
     def without(self, broker_id: str) -> Brokers:
-        """After its clean stop."""
+        """Leave out a broker that stopped in order."""
         return replace(self, entries=self.others(broker_id))
 
     def others(self, broker_id: str) -> dict[str, BrokerEntry]:
-        """All but this one."""
+        """Return all entries but this one."""
         return {key: entry for key, entry in self.entries.items() if key != broker_id}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """A broker as it was seen last; one that stopped in order is not there.
+
+    Attributes:
+        broker_id: of this start of it.
+        name: of its publisher.
+        version: of txmq.
+        services: what it runs.
+        is_gone: it has been silent for some minutes, as one that was killed.
+    """
+
+    broker_id: str
+    name: str
+    version: str
+    services: tuple[str, ...]
+    started: datetime
+    last_seen: datetime
+    is_gone: bool
+
+
+def broker_statuses(store: Store, now_ms: int) -> tuple[tuple[BrokerStatus, ...], str | None]:
+    """List the brokers of a store, living and lately seen ones first; also why they cannot be read.
+
+    Nothing rests on what brokers say of themselves, so one that cannot be read stops nobody.
+    Commits: 0.
+    """
+    try:
+        entries = read_brokers(store.tables).entries
+    except TxmqError as error:
+        return (), str(error)
+    return _statuses(entries, now_ms), None
+
+
+def _statuses(entries: Mapping[str, BrokerEntry], now_ms: int) -> tuple[BrokerStatus, ...]:
+    return tuple(
+        BrokerStatus(
+            key,
+            entry.name,
+            entry.version,
+            entry.services,
+            timestamp(entry.started_ms),
+            timestamp(entry.seen_ms),
+            is_gone=entry.is_gone(now_ms),
+        )
+        for key, entry in sorted(
+            entries.items(), key=lambda pair: (pair[1].is_gone(now_ms), -pair[1].seen_ms)
+        )
+    )
+
+
+def read_brokers(tables: StoreTables) -> Brokers:
+    """Read the brokers that were seen last; none if no broker ever wrote here. Commits: 0."""
+    shared = shared_brokers(tables)
+    return shared.read() if shared.exists else Brokers({})
 
 
 class BrokersValue(TypedDict):
@@ -90,15 +147,9 @@ class BrokersValue(TypedDict):
 
 
 def shared_brokers(tables: StoreTables, *, create: bool = False) -> SharedValue[Brokers]:
-    """The register of brokers; `create` makes its table."""
+    """Return the register of brokers; `create` makes its table."""
     register = tables.register("brokers", BrokersValue, create=create)
     return SharedValue(register, "the brokers of this store", _from_value, _to_value)
-
-
-def read_brokers(tables: StoreTables) -> Brokers:
-    """The brokers that were seen last; none where no broker ever said so. Commits: 0."""
-    shared = shared_brokers(tables)
-    return shared.read() if shared.exists else Brokers({})
 
 
 def _from_value(value: Mapping[str, Any]) -> Brokers:
@@ -129,13 +180,6 @@ def _to_value(brokers: Brokers) -> dict[str, Any]:
             for key, entry in brokers.entries.items()
         }
     }
-
-
-# --- heartbeat:
-
-# Of those that came since the last beat.
-SHOWN_OTHERS = 5
-logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
@@ -228,7 +272,7 @@ class HeartbeatHandle(ThreadHandle):
     """A thread that beats at once and then once a minute; the last thing it does is to end."""
 
     def __init__(self, heartbeat: Heartbeat, interval_s: float = BEAT_INTERVAL_MS / 1000) -> None:
-        """Start it."""
+        """Start the thread."""
         super().__init__("heartbeat", interval_s)
         self._heartbeat = heartbeat
         self.begin()
@@ -238,57 +282,3 @@ class HeartbeatHandle(ThreadHandle):
 
     def _end(self) -> None:
         self._heartbeat.end()
-
-
-# --- brokers:
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerStatus:
-    """A broker as it was seen last; one that stopped in order is not there.
-
-    Attributes:
-        broker_id: of this start of it.
-        name: of its publisher.
-        version: of txmq.
-        services: what it runs.
-        is_gone: it has been silent for some minutes, as one that was killed.
-    """
-
-    broker_id: str
-    name: str
-    version: str
-    services: tuple[str, ...]
-    started: datetime
-    last_seen: datetime
-    is_gone: bool
-
-
-def broker_statuses(store: Store, now_ms: int) -> tuple[tuple[BrokerStatus, ...], str | None]:
-    """The brokers of a store, who lives and was seen last first; and why they cannot be read.
-
-    Nothing rests on what brokers say of themselves, so one that cannot be read stops nobody.
-    Commits: 0.
-    """
-    try:
-        entries = read_brokers(store.tables).entries
-    except TxmqError as error:
-        return (), str(error)
-    return _statuses(entries, now_ms), None
-
-
-def _statuses(entries: Mapping[str, BrokerEntry], now_ms: int) -> tuple[BrokerStatus, ...]:
-    return tuple(
-        BrokerStatus(
-            key,
-            entry.name,
-            entry.version,
-            entry.services,
-            timestamp(entry.started_ms),
-            timestamp(entry.seen_ms),
-            is_gone=entry.is_gone(now_ms),
-        )
-        for key, entry in sorted(
-            entries.items(), key=lambda pair: (pair[1].is_gone(now_ms), -pair[1].seen_ms)
-        )
-    )

@@ -73,7 +73,7 @@ class _Sent:
 
 
 class OpenTelemetryHook:
-    """Makes spans for sends, local transactions, ends, checks, publishing and handlers.
+    """Makes spans of sends, local transactions, ends, checks, publishing and handlers.
 
     Give one to producers, brokers and consumers as `hooks=[...]`. Without an SDK it does nothing,
     and messages stay as they are. Nothing that it meets fails an operation. Safe for many threads.
@@ -96,7 +96,7 @@ class OpenTelemetryHook:
         check_installed()
         self._provider = tracer_provider
         self._is_on, self._is_broken, self._look_s = False, False, 0.0
-        self._made: tuple[TracerProvider, Tracer] | None = None
+        self._last_tracer: tuple[TracerProvider, Tracer] | None = None
         self._lock = threading.Lock()
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
         self._hooks = Hooks([self])
@@ -111,7 +111,7 @@ class OpenTelemetryHook:
     def processing(
         self, message: ReceivedMessage, consumer_group: str | None = None
     ) -> RunningOperations:
-        """A span around the processing of a message that `poll` returned.
+        """Return a span to run around the processing of a message that `poll` returned.
 
         Example:
             >>> for message in consumer.poll():
@@ -171,7 +171,7 @@ class OpenTelemetryHook:
         _end(span, context.error)
 
     def _local_transaction(self, sent: _Sent, end_ns: int) -> None:
-        """What the caller did between `prepare()` and the end."""
+        """Make a span of what the caller did between `prepare()` and the end."""
         name = OperationName.LOCAL_TRANSACTION
         span = self._started(name, sent.attributes, _parent(sent), sent.done_ns)
         span.end(end_ns)
@@ -241,10 +241,10 @@ class OpenTelemetryHook:
     @property
     def _tracer(self) -> Tracer:
         provider = self._tracers()
-        made = self._made
-        if made is None or made[0] is not provider:
-            made = self._made = (provider, provider.get_tracer(SCOPE))
-        return made[1]
+        last = self._last_tracer
+        if last is None or last[0] is not provider:
+            last = self._last_tracer = (provider, provider.get_tracer(SCOPE))
+        return last[1]
 
     def _keep(self, transaction_id: str, sent: _Sent) -> None:
         with self._lock:
@@ -268,7 +268,7 @@ class _Running:
         self._span, self._token = span, _attached(span) if is_around else None
 
     def end(self, error: BaseException | None, outcome: str | None) -> None:
-        """End it."""
+        """End the span."""
         from opentelemetry.context import detach
 
         if self._token is not None:
@@ -308,7 +308,7 @@ def _attached(span: Span) -> Token[Context]:
 
 
 def _parent(sent: _Sent | None) -> Context | None:
-    """The context of a send; None stands for the current span of the thread."""
+    """Return the context of a send; None stands for the current span of the thread."""
     from opentelemetry.trace import NonRecordingSpan, set_span_in_context
 
     return None if sent is None else set_span_in_context(NonRecordingSpan(sent.context))
@@ -387,6 +387,6 @@ def _of(operation: Operation) -> Attributes:
 
 
 def _is_ordinary(context: SendContext) -> bool:
-    """Whether its transactions have their ends already."""
+    """Tell whether the transactions of a send have their ends already."""
     ordinary = (TopicKind.NORMAL, TopicKind.FIFO, TopicKind.DELAY)
-    return bool(context.messages) and all(one.kind in ordinary for one in context.messages)
+    return bool(context.messages) and all(message.kind in ordinary for message in context.messages)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from txmq.verify.business import (
+from txmq.verify.declared_markers import DatabaseMarkers, DeltaMarkers, MarkerPlace, marker_places
+from txmq.verify.report import (
+    NOT_CHECKED,
     BusinessReport,
     BusinessResult,
     BusinessViolation,
-    DatabaseMarkers,
-    DeltaMarkers,
     Fault,
-    MarkerPlace,
+    InvariantResult,
+    Lateness,
     Problem,
-    marker_places,
+    VerifyReport,
+    Violation,
 )
-from txmq.verify.report import NOT_CHECKED, InvariantResult, Lateness, VerifyReport, Violation
 
 __all__ = [
     "NOT_CHECKED",

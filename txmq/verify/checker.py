@@ -1,4 +1,4 @@
-"""One run of the checker: the logs, range after range of transactions, all ranges together."""
+"""One run of the checker: the logs, range after range of transactions, then all together."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from txmq.verify.business import BusinessReport, MarkerPlace
-from txmq.verify.business_check import Business
+from txmq.verify.business import Business
+from txmq.verify.check_discipline import CheckDiscipline
+from txmq.verify.declared_markers import MarkerPlace
+from txmq.verify.deliveries import DELIVERED_NUMBER
+from txmq.verify.fold import STATES
+from txmq.verify.logs import LogChecks
+from txmq.verify.messages import MessageChecks, StalledChecks, newest_us
 from txmq.verify.picture import Picture
-from txmq.verify.promises import check_groups, newest_us
 from txmq.verify.queues import QueueChecks
-from txmq.verify.report import Findings, VerifyReport
-from txmq.verify.settled import RangeChecks
+from txmq.verify.report import BusinessReport, Findings, VerifyReport
+from txmq.verify.settled import SettledChecks
 from txmq.verify.store import PinnedStore, checked_keys, checked_location, plain_location
 from txmq.verify.tables import IdRange
+from txmq.verify.topics import TopicChecks
 from txmq.verify.totals import COUNTS, Totals
-from txmq.verify.whole import LogChecks
 
 
 def check_store(  # noqa: PLR0913 - those of verify
-    given: str | os.PathLike[str],
+    location: str | os.PathLike[str],
     *,
     drained: bool,
     check_limits: Mapping[str, int] | None,
@@ -28,30 +32,30 @@ def check_store(  # noqa: PLR0913 - those of verify
     business: Mapping[str, MarkerPlace],
     claim_keys: Mapping[str, Sequence[str]],
 ) -> VerifyReport:
-    """Every check of a store; see `txmq.verify.verify`."""
+    """Run every check of a store; see `txmq.verify.verify`."""
     start_s = time.monotonic()
-    location = checked_location(given)
-    place = plain_location(location)
-    pinned = PinnedStore.open(place, storage_options, check_limits, checked_keys(claim_keys))
+    place = checked_location(location)
+    keys = checked_keys(claim_keys)
+    pinned = PinnedStore.open(plain_location(place), storage_options, check_limits, keys)
     # After the store, so that what it shows as ended has its marker.
     markers = Business(business, pinned) if business else None
     run = _Run(pinned, markers, drained=drained)
     run.check()
     return VerifyReport(
-        location, drained, pinned.versions, run.counts(), run.findings.results(), pinned.unread,
+        place, drained, pinned.versions, run.counts(), run.findings.results(), pinned.unread,
         run.notes(), time.monotonic() - start_s, markers.report() if markers else None,
         run.totals.times.lateness(),
     )  # fmt: skip
 
 
 def compare_business(
-    given: str | os.PathLike[str],
+    location: str | os.PathLike[str],
     business: Mapping[str, MarkerPlace],
     *,
     storage_options: Mapping[str, str],
 ) -> BusinessReport:
-    """Local transactions alone; see `txmq.verify.verify_business`."""
-    pinned = PinnedStore.open(plain_location(checked_location(given)), storage_options)
+    """Compare local transactions alone; see `txmq.verify.verify_business`."""
+    pinned = PinnedStore.open(plain_location(checked_location(location)), storage_options)
     markers, findings = Business(business, pinned), Findings()
     for ids in pinned.id_ranges():
         markers.compare(Picture.of(pinned.within(ids), findings, drained=False))
@@ -67,9 +71,8 @@ class _Run:
         self._newest_us = newest_us(pinned)
 
     def check(self) -> None:
-        """Every check."""
+        """Run every check."""
         LogChecks(self._pinned, self.findings).run()
-        check_groups(self._pinned, self.findings)
         for ids in self._pinned.id_ranges():
             self._check_range(ids)
         self.totals.sums.check(self.findings)
@@ -85,14 +88,14 @@ class _Run:
         RangeChecks(picture, self.totals, self._newest_us).run()
 
     def counts(self) -> dict[str, int]:
-        """What was read, and where the transactions stand."""
+        """Count what was read, and where the transactions stand."""
         counts = self.totals.counts
         counts["topics"] = len(self._pinned.topics)
         counts["overdue"] = self.totals.times.count_overdue()
         return {name: counts[name] for name in COUNTS}
 
     def notes(self) -> tuple[str, ...]:
-        """What could be judged in part only."""
+        """Say what could be judged in part only."""
         judged = self.totals.counts["judged_by_settled_alone"]
         notes = []
         if judged:
@@ -100,3 +103,63 @@ class _Run:
         if not self._pinned.check_limits:
             notes.append("the number of allowed checks is not known")
         return tuple(notes)
+
+
+class RangeChecks:
+    """Judges the transactions of a picture and adds what it counted to the totals."""
+
+    def __init__(self, picture: Picture, totals: Totals, newest_us: int) -> None:
+        """`newest_us` is the time up to which services worked; nothing is judged yet."""
+        self._picture, self._totals = picture, totals
+        self._discipline = CheckDiscipline(picture)
+        self._topics = TopicChecks(picture, totals)
+        self._stalled = StalledChecks(picture, newest_us)
+
+    def run(self) -> None:
+        """Run every check."""
+        SettledChecks(self._picture).run()
+        self._discipline.run()
+        self._topics.run()
+        messages = MessageChecks(self._picture, self._topics)
+        messages.run(self._totals.sums)
+        self._stalled.run(messages.scheduled)
+        self._add_times(messages)
+        self._totals.counts.update({**self._logs(), **self._messages(messages)})
+
+    def _add_times(self, messages: MessageChecks) -> None:
+        times, ended = self._totals.times, self._picture.deliveries
+        times.add_ended(ended.asked_us[ended.state == DELIVERED_NUMBER])
+        times.add_scheduled(self._picture.due_us[messages.scheduled])
+
+    def _logs(self) -> dict[str, int]:
+        """Count transactions, claims and facts."""
+        picture, fates = self._picture, self._picture.fates
+        settled_ids = picture.settled["transaction_id"]
+        return {
+            "transactions": len(picture.halves.ids),
+            **{name.lower(): int(fates.in_state(name).sum()) for name in STATES},
+            "claims": picture.claims.num_rows,
+            "claims_without_half": fates.claims_without_half,
+            "claims_without_effect": fates.claims_without_effect
+            + picture.deliveries.claims_without_effect,
+            "checks": self._discipline.count,
+            "facts": len(settled_ids),
+            "judged_by_settled_alone": int(picture.without_claims.sum()),
+            "forgotten_facts": int(picture.forgotten(settled_ids).sum()),
+        }
+
+    def _messages(self, messages: MessageChecks) -> dict[str, int]:
+        """Count halves and rows of topics."""
+        halves, topics = self._picture.halves, self._topics
+        return {
+            "messages": int(halves.carries.sum()),
+            "doubled_half_rows": halves.doubled_rows,
+            "visible_messages": topics.row_count,
+            "dead_letters": topics.dead_letters.row_count,
+            "scheduled": int(messages.scheduled.sum()),
+            "delivered": int(messages.delivered.sum()),
+            "recalled": int(messages.recalled.sum()),
+            "not_published_yet": int((messages.waiting | messages.not_scheduled_yet).sum()),
+            "known_by_schedule_alone": int(halves.by_schedule[halves.transaction].sum()),
+            "forgotten_messages": topics.forgotten_count,
+        }

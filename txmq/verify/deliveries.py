@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.digests import ABSENT, UNSAID, Flags, Integers, changes, microseconds
+from txmq.verify.arrays import ABSENT, UNSAID, Flags, Integers, changes, microseconds
 from txmq.verify.fates import (
     FACT_KEY,
     SETTLED_STATES,
@@ -28,7 +28,7 @@ from txmq.verify.halves import Halves
 DELIVERED_NUMBER, RECALLED_NUMBER = map(SETTLED_STATES.index, (DELIVERED, RECALLED))
 _DELAY_SERVICE = "delay"
 _TIE_BREAKERS = ("kind", "source", "life", "check_times", "reason")
-_ASKED = ("transaction", "op_version", "ordinal", "state", "asked_us", "by_service", "sequences")
+_REQUEST = ("transaction", "op_version", "ordinal", "state", "asked_us", "by_service", "sequences")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Deliveries:
     claims_without_effect: int
 
     def is_(self, number: int) -> Flags:
-        """The messages that ended so."""
+        """Flag the messages that ended so."""
         flags: Flags = self.state[:-1] == number
         return flags
 
@@ -65,12 +65,13 @@ def deliveries_of(
     claims = readable(claims)
     claims = claims.filter(pc.is_in(claims["kind"], value_set=pa.array(list(DELIVERIES))))
     numbers = halves.numbers_of(claims["transaction_id"])
-    known = claims.filter(pa.array(numbers != ABSENT))
-    claims_of_group = of_right_group(known, numbers[numbers != ABSENT], halves)
+    has_half = numbers != ABSENT
+    with_half = claims.filter(pa.array(has_half))
+    claims_of_group = of_right_group(with_half, numbers[has_half], halves)
     believed = _believed(settled, halves, readable_from)
-    asked = pa.concat_tables([believed, _asked(claims_of_group)])
-    claim, message = _winners(*_pairs(asked, halves, fates))
-    columns = {name: asked[name].to_numpy()[claim] for name in _ASKED if name != "sequences"}
+    requests = pa.concat_tables([believed, _requests(claims_of_group)])
+    claim, message = _winners(*_pairs(requests, halves, fates))
+    columns = {name: requests[name].to_numpy()[claim] for name in _REQUEST if name != "sequences"}
     effective = len(np.unique(claim[claim >= believed.num_rows]))
     return Deliveries(
         _facts(columns, message, halves, fates),
@@ -79,12 +80,12 @@ def deliveries_of(
         _by_message(columns["ordinal"], message, halves, ABSENT),
         _by_message(columns["asked_us"], message, halves, UNSAID),
         _by_message(columns["by_service"], message, halves, default=1) == 1,
-        claims_without_effect=known.num_rows - effective,
+        claims_without_effect=with_half.num_rows - effective,
     )
 
 
-def _asked(own: pa.Table) -> pa.Table:
-    """Claims of the right group as _ASKED, in their order."""
+def _requests(own: pa.Table) -> pa.Table:
+    """Return claims of the right group as _REQUEST, in their order."""
     own = own.take(pa.array(_order(own)))
     states = pa.array([SETTLED_STATES.index(state) for state in DELIVERIES.values()])
     kinds = pc.index_in(own["kind"], value_set=pa.array(list(DELIVERIES)))
@@ -93,7 +94,7 @@ def _asked(own: pa.Table) -> pa.Table:
         microseconds(own["op_timestamp"]),
         pc.equal(own["source"], _DELAY_SERVICE).cast(pa.int64()), own["sequences"],
     ]  # fmt: skip
-    return pa.table(columns, names=list(_ASKED))
+    return pa.table(columns, names=list(_REQUEST))
 
 
 def _order(own: pa.Table) -> Integers:
@@ -115,7 +116,7 @@ def _text(row: dict[str, Any]) -> list[str]:
 
 
 def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table:
-    """What the settled log says of claims that are gone, as if it were those claims."""
+    """Return what the settled log says of claims that are gone, as if it were those claims."""
     facts = settled_facts(settled, halves)
     is_old = pc.and_(
         pc.less(facts["op_version"], readable_from),
@@ -128,16 +129,16 @@ def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table
     old = facts.append_column("sequences", settled["sequences"]).filter(is_old)
     old = old.sort_by([(name, "ascending") for name in ("op_version", "ordinal", "state")])
     count = old.num_rows
-    columns = [old[name] for name in _ASKED[:4]]
+    columns = [old[name] for name in _REQUEST[:4]]
     columns += [pa.array(np.full(count, UNSAID)), pa.array(np.ones(count, dtype=np.int64))]
-    return pa.table([*columns, old["sequences"]], names=list(_ASKED))
+    return pa.table([*columns, old["sequences"]], names=list(_REQUEST))
 
 
-def _pairs(asked: pa.Table, halves: Halves, fates: Fates) -> tuple[Integers, Integers]:
-    """Each claim beside each delayed message of a committed transaction that it names."""
-    transaction, version, ordinal = (asked[name].to_numpy() for name in _ASKED[:3])
-    claim, message = _named(asked, transaction, halves)
-    whole_claim, whole_message = _unnamed(asked, transaction, halves)
+def _pairs(requests: pa.Table, halves: Halves, fates: Fates) -> tuple[Integers, Integers]:
+    """Pair each claim with each delayed message of a committed transaction that it names."""
+    transaction, version, ordinal = (requests[name].to_numpy() for name in _REQUEST[:3])
+    claim, message = _named(requests, transaction, halves)
+    whole_claim, whole_message = _unnamed(requests, transaction, halves)
     claim, message = np.append(claim, whole_claim), np.append(message, whole_message)
     ended, place = fates.op_version[transaction], fates.ordinal[transaction]
     after = (version > ended) | ((version == ended) & (ordinal > place))
@@ -146,26 +147,28 @@ def _pairs(asked: pa.Table, halves: Halves, fates: Fates) -> tuple[Integers, Int
     return claim[counts], message[counts]
 
 
-def _named(asked: pa.Table, transaction: Integers, halves: Halves) -> tuple[Integers, Integers]:
-    lists = asked["sequences"].combine_chunks()
+def _named(requests: pa.Table, transaction: Integers, halves: Halves) -> tuple[Integers, Integers]:
+    lists = requests["sequences"].combine_chunks()
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     claim = np.repeat(np.arange(len(lists)), lengths)
     sequences = pc.fill_null(pc.list_flatten(lists), ABSENT).to_numpy()
     return claim, halves.find(transaction[claim], sequences)
 
 
-def _unnamed(asked: pa.Table, transaction: Integers, halves: Halves) -> tuple[Integers, Integers]:
-    """Claims that name no sequence mean all delayed messages of their transaction."""
-    whole = np.flatnonzero(pc.is_null(asked["sequences"]).to_numpy())
+def _unnamed(
+    requests: pa.Table, transaction: Integers, halves: Halves
+) -> tuple[Integers, Integers]:
+    """Pair claims that name no sequence with all delayed messages of their transaction."""
+    whole = np.flatnonzero(pc.is_null(requests["sequences"]).to_numpy())
     delayed = np.flatnonzero(halves.delayed)
     claims = pa.table({"transaction": transaction[whole], "claim": whole})
     messages = pa.table({"transaction": halves.transaction[delayed], "message": delayed})
-    found = claims.join(messages, "transaction", join_type="inner")
-    return found["claim"].to_numpy(), found["message"].to_numpy()
+    pairs = claims.join(messages, "transaction", join_type="inner")
+    return pairs["claim"].to_numpy(), pairs["message"].to_numpy()
 
 
 def _winners(claim: Integers, message: Integers) -> tuple[Integers, Integers]:
-    """The first claim of each message."""
+    """Keep the first claim of each message."""
     order = np.lexsort((claim, message))
     claim, message = claim[order], message[order]
     is_first = changes(message)
@@ -177,11 +180,11 @@ def _facts(
 ) -> pa.Table:
     life = fates.life[columns["transaction"]]
     sequence = halves.rows["sequence"].take(pa.array(message))
-    given = {**columns, "life": life, "sequence": sequence}
-    return pa.table({name: given[name] for name in (*FACT_KEY, "sequence")})
+    values = {**columns, "life": life, "sequence": sequence}
+    return pa.table({name: values[name] for name in (*FACT_KEY, "sequence")})
 
 
 def _by_message(values: Integers, message: Integers, halves: Halves, default: int) -> Integers:
-    found = np.full(halves.rows.num_rows + 1, default, dtype=np.int64)
-    found[message] = values
-    return found
+    by_message = np.full(halves.rows.num_rows + 1, default, dtype=np.int64)
+    by_message[message] = values
+    return by_message

@@ -10,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.digests import ABSENT, Flags, Integers, changes, microseconds
+from txmq.verify.arrays import ABSENT, Flags, Integers, changes, microseconds
 from txmq.verify.fold import (
     COMMITTED,
     DELIVERIES,
     INCOMPLETE,
     KINDS,
-    LAWFUL_STEPS,
     PENDING,
     ROLLED_BACK,
     SOURCES,
@@ -30,8 +29,8 @@ from txmq.verify.tables import PinnedTable
 FACT_KEY = ("transaction", "op_version", "ordinal", "state", "life")
 # What the settled log may say: of a transaction, then of single messages of it.
 SETTLED_STATES = (*STATES, *DELIVERIES.values())
-_STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
-_PLAIN_ENDS = {"COMMIT": _STATE_NUMBERS[COMMITTED], "ROLLBACK": _STATE_NUMBERS[ROLLED_BACK]}
+STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
+_PLAIN_ENDS = {"COMMIT": STATE_NUMBERS[COMMITTED], "ROLLBACK": STATE_NUMBERS[ROLLED_BACK]}
 _REST_COLUMNS = ("check_times", "next_check_timestamp", "reason")
 Places = Mapping[int, Container[tuple[int, int]]]
 Starts = Mapping[int, tuple[str, int]]
@@ -60,13 +59,13 @@ class Fates:
     claims_without_effect: int
 
     def in_state(self, name: str) -> Flags:
-        """The transactions that stand there."""
-        flags: Flags = self.state == _STATE_NUMBERS[name]
+        """Flag the transactions that stand there."""
+        flags: Flags = self.state == STATE_NUMBERS[name]
         return flags
 
     def facts_in(self, name: str) -> pa.Table:
-        """The facts that led to a state."""
-        return self.facts.filter(pc.equal(self.facts["state"], _STATE_NUMBERS[name]))
+        """Return the facts that led to a state."""
+        return self.facts.filter(pc.equal(self.facts["state"], STATE_NUMBERS[name]))
 
 
 def fates_of(  # noqa: PLR0913, PLR0917 - each of them decides
@@ -87,8 +86,9 @@ def fates_of(  # noqa: PLR0913, PLR0917 - each of them decides
     foreign = claims.num_rows - int((numbers != ABSENT).sum())
     # What the schedule stands for was committed, whatever claims are left.
     judged = (numbers != ABSENT) & ~np.append(halves.by_schedule, [False])[numbers]
-    known = claims.filter(pa.array(judged))
-    claims_of_group = of_right_group(known, numbers[judged], halves)
+    judged_claims = claims.filter(pa.array(judged))
+    claims_of_group = of_right_group(judged_claims, numbers[judged], halves)
+    changing_count = _changing(judged_claims).num_rows
     believed = _believed(settled, halves, readable_from)
     repaired, starts = _repaired(settled, halves, half), _starts(believed)
     plain, others = _split(claims_of_group, [*repaired, *starts])
@@ -100,12 +100,42 @@ def fates_of(  # noqa: PLR0913, PLR0917 - each of them decides
         believed,
         *_with_commits(_last_facts(facts, len(halves.ids)), halves, commits),
         claims_without_half=foreign,
-        claims_without_effect=_count_changing(known) - facts.num_rows + believed.num_rows,
+        claims_without_effect=changing_count - facts.num_rows + believed.num_rows,
     )
 
 
+def readable(claims: pa.Table) -> pa.Table:
+    """Leave out rows that txmq does not write."""
+    is_ours = pc.and_(
+        pc.is_in(claims["kind"], value_set=pa.array([*KINDS, *DELIVERIES, "UNKNOWN"])),
+        pc.is_in(claims["source"], value_set=pa.array(SOURCES)),
+    )
+    for name in ("transaction_id", "ordinal", "producer_group"):
+        is_ours = pc.and_(is_ours, pc.is_valid(claims[name]))
+    return claims.filter(is_ours)
+
+
+def of_right_group(claims: pa.Table, numbers: Integers, halves: Halves) -> pa.Table:
+    """Keep claims in the name of the half's group and number their transactions."""
+    groups = halves.groups.take(pa.array(numbers))
+    numbered = claims.append_column("transaction", pa.array(numbers))
+    return numbered.filter(pc.equal(claims["producer_group"], groups))
+
+
+def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table:
+    """Return facts of known transactions whose claims are gone, each once and sorted."""
+    facts = settled_facts(settled, halves)
+    is_old = pc.less(facts["op_version"], readable_from)
+    for name in ("transaction", "state", "op_version"):
+        is_old = pc.and_(is_old, pc.not_equal(facts[name], ABSENT))
+    is_old = pc.and_(is_old, pc.less(facts["state"], len(STATES)))
+    old = facts.filter(is_old).group_by(list(FACT_KEY)).aggregate([])
+    old = old.filter(pa.array(~halves.by_schedule[old["transaction"].to_numpy()]))
+    return old.take(pa.array(_order(old)))
+
+
 def settled_facts(settled: pa.Table, halves: Halves) -> pa.Table:
-    """The settled log as FACT_KEY; `transaction` is ABSENT without a half, `state` if unknown.
+    """Read the settled log as FACT_KEY; `transaction` and `state` are ABSENT if unknown.
 
     `state` is a place in SETTLED_STATES.
     """
@@ -120,168 +150,10 @@ def settled_facts(settled: pa.Table, halves: Halves) -> pa.Table:
     return pa.table({name: columns[name] for name in FACT_KEY})
 
 
-def with_sequences(facts: pa.Table, sequences: pa.ChunkedArray) -> pa.Table:
-    """Each fact once for each `sequence` that it names; ABSENT where it names none."""
-    lists = sequences.combine_chunks()
-    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    places = np.maximum(counts, 1)
-    named = np.full(int(places.sum()), ABSENT)
-    values = pc.fill_null(pc.list_flatten(lists), ABSENT).to_numpy()
-    named[np.repeat(counts > 0, places)] = values
-    repeated = facts.take(pa.array(np.repeat(np.arange(len(counts)), places)))
-    return repeated.append_column("sequence", pa.array(named))
-
-
-def missing_facts(wanted: pa.Table, found: pa.Table) -> pa.Table:
-    """Facts of `wanted`, each with its `sequence`, that are not in `found`; each once."""
-    keys = [*FACT_KEY, "sequence"]
-    missing = wanted.select(keys).join(found.select(keys), keys=keys, join_type="left anti")
-    return missing.group_by(list(FACT_KEY)).aggregate([])
-
-
-def unlawful_steps(facts: pa.Table) -> pa.Table:
-    """Facts to which no claim can lead from the fact before; `facts` are sorted."""
-    numbers, states, lives = (facts[name].to_numpy() for name in ("transaction", "state", "life"))
-    is_first = np.append(np.ones(len(numbers[:1]), dtype=bool), numbers[1:] != numbers[:-1])
-    before = np.where(is_first, _STATE_NUMBERS[PENDING], np.roll(states, 1))
-    grown = lives - np.where(is_first, 0, np.roll(lives, 1))
-    lawful = np.zeros(len(numbers), dtype=bool)
-    for (earlier, later), ahead in LAWFUL_STEPS.items():
-        same = (before == _STATE_NUMBERS[earlier]) & (states == _STATE_NUMBERS[later])
-        lawful |= same & (grown == ahead)
-    return facts.filter(pa.array(~lawful))
-
-
-def readable(claims: pa.Table) -> pa.Table:
-    """Without rows that txmq does not write."""
-    kept = pc.and_(
-        pc.is_in(claims["kind"], value_set=pa.array([*KINDS, *DELIVERIES, "UNKNOWN"])),
-        pc.is_in(claims["source"], value_set=pa.array(SOURCES)),
-    )
-    for name in ("transaction_id", "ordinal", "producer_group"):
-        kept = pc.and_(kept, pc.is_valid(claims[name]))
-    return claims.filter(kept)
-
-
-def of_right_group(claims: pa.Table, numbers: Integers, halves: Halves) -> pa.Table:
-    """Claims of the half's group with the number of their transaction."""
-    groups = halves.groups.take(pa.array(numbers))
-    numbered = claims.append_column("transaction", pa.array(numbers))
-    return numbered.filter(pc.equal(claims["producer_group"], groups))
-
-
-# --- helpers ------------------------------------------------------------------------------------
-
-
-def _changing(claims: pa.Table) -> pa.Table:
-    return claims.filter(pc.is_in(claims["kind"], value_set=pa.array(KINDS)))
-
-
-def _count_changing(claims: pa.Table) -> int:
-    return int(_changing(claims).num_rows)
-
-
-def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table:
-    """Facts of known transactions whose claims can no longer be read, each once and sorted."""
-    facts = settled_facts(settled, halves)
-    is_old = pc.less(facts["op_version"], readable_from)
-    for name in ("transaction", "state", "op_version"):
-        is_old = pc.and_(is_old, pc.not_equal(facts[name], ABSENT))
-    is_old = pc.and_(is_old, pc.less(facts["state"], len(STATES)))
-    old = facts.filter(is_old).group_by(list(FACT_KEY)).aggregate([])
-    old = old.filter(pa.array(~halves.by_schedule[old["transaction"].to_numpy()]))
-    return old.take(pa.array(_order(old)))
-
-
-def _starts(believed: pa.Table) -> dict[int, tuple[str, int]]:
-    """State and life of each transaction when its first readable claim was made."""
-    # Sorted, so the last one of a transaction stays.
-    return {row["transaction"]: (STATES[row["state"]], row["life"]) for row in believed.to_pylist()}
-
-
-def _split(claims: pa.Table, special: list[int]) -> tuple[pa.Table, pa.Table]:
-    """A first and only COMMIT or ROLLBACK is judged by columns, everything else by the fold."""
-    claims = _changing(claims)
-    numbers = claims["transaction"].to_numpy()
-    counts = np.bincount(numbers, minlength=1)
-    is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS))).to_numpy()
-    is_plain = is_end & (counts[numbers] == 1) & ~np.isin(numbers, special)
-    return claims.filter(pa.array(is_plain)), claims.filter(pa.array(~is_plain))
-
-
-def _plain_facts(claims: pa.Table, halves: Halves) -> pa.Table:
-    numbers = claims["transaction"].to_numpy()
-    commits = pc.equal(claims["kind"], "COMMIT").to_numpy()
-    ends = np.where(halves.complete[numbers], _PLAIN_ENDS["COMMIT"], _STATE_NUMBERS[INCOMPLETE])
-    states = np.where(commits, ends, _PLAIN_ENDS["ROLLBACK"]).astype(np.int64)
-    lives = np.zeros(len(numbers), dtype=np.int64)
-    columns = [numbers, claims["_commit_version"], claims["ordinal"], states, lives]
-    return pa.table(columns, names=list(FACT_KEY))
-
-
-def _folded(claims: pa.Table, halves: Halves, repaired: Places, starts: Starts) -> pa.Table:
-    fact_rows: list[tuple[int, int, int, int, int]] = []
-    for number, claims_of_one in _by_transaction(claims):
-        facts = facts_of(
-            claims_of_one,
-            halves.groups[number].as_py(),
-            complete=bool(halves.complete[number]),
-            incomplete_at=repaired.get(number, ()),
-            start=starts.get(number, (PENDING, 0)),
-        )
-        fact_rows += [
-            (number, f.op_version, f.ordinal, _STATE_NUMBERS[f.state], f.life) for f in facts
-        ]
-    columns = zip(*fact_rows, strict=True) if fact_rows else [[]] * len(FACT_KEY)
-    return pa.table([pa.array(c, pa.int64()) for c in columns], names=list(FACT_KEY))
-
-
-def _by_transaction(claims: pa.Table) -> Iterator[tuple[int, list[SeenClaim]]]:
-    grouped: dict[int, list[SeenClaim]] = {}
-    for row in claims.to_pylist():
-        rest = tuple(str(row[name]) for name in _REST_COLUMNS)
-        claim = SeenClaim(
-            row["_commit_version"], row["ordinal"], row["kind"], row["producer_group"],
-            row["source"], row["life"], rest,
-        )  # fmt: skip
-        grouped.setdefault(row["transaction"], []).append(claim)
-    yield from grouped.items()
-
-
-def _last_facts(facts: pa.Table, count: int) -> dict[str, Integers]:
-    empty = {"state": _STATE_NUMBERS[PENDING], "op_version": ABSENT, "ordinal": ABSENT, "life": 0}
-    numbers = facts["transaction"].to_numpy()
-    is_last = np.append(changes(numbers)[1:], np.ones(len(numbers[:1]), dtype=bool))
-    last = {name: np.full(count + 1, value, dtype=np.int64) for name, value in empty.items()}
-    for name, values in last.items():
-        values[numbers[is_last]] = facts[name].to_numpy()[is_last]
-    last["state"][count] = ABSENT
-    return last
-
-
-def _with_commits(
-    last: dict[str, Integers], halves: Halves, commits: pa.Table
-) -> tuple[Integers, Integers, Integers, Integers]:
-    """Whom the schedule stands for was committed; where in its commit nobody can tell."""
-    numbers = halves.numbers_of(commits["transaction_id"])
-    last["state"][numbers] = _STATE_NUMBERS[COMMITTED]
-    for name in ("op_version", "life"):
-        last[name][numbers] = commits[name].to_numpy()
-    return last["state"], last["op_version"], last["ordinal"], last["life"]
-
-
-def _order(facts: pa.Table) -> Integers:
-    # Stable, so two facts of one place keep the order in which they were folded.
-    order: Integers = np.lexsort(
-        tuple(facts[name].to_numpy() for name in ("ordinal", "op_version", "transaction"))
-    )
-    return order
-
-
 def _repaired(
     settled: pa.Table, halves: Halves, half: PinnedTable
 ) -> dict[int, set[tuple[int, int]]]:
-    """Places where a COMMIT found halves missing that were appended after it was settled.
+    """Find places where a COMMIT found halves missing that were appended after it was settled.
 
     Whoever says INCOMPLETE must be able to show that the halves came later; otherwise a whole
     transaction could be hidden behind that word. What is no longer in the log is believed.
@@ -303,7 +175,7 @@ def _repaired(
 
 
 def _newest_commits(half: PinnedTable, halves: Halves, numbers: Integers) -> dict[int, int]:
-    """When the last row of each of these transactions was appended, in milliseconds."""
+    """Find when the last row of each of these transactions was appended, in milliseconds."""
     rows = half.appended(["transaction_id", "_commit_version"])
     transactions = halves.numbers_of(rows["transaction_id"])
     wanted = np.isin(transactions, numbers)
@@ -315,3 +187,92 @@ def _newest_commits(half: PinnedTable, halves: Halves, numbers: Integers) -> dic
         moment = half.history.commits[version].moment_ms
         newest[number] = max(moment, newest.get(number, moment))
     return newest
+
+
+def _starts(believed: pa.Table) -> dict[int, tuple[str, int]]:
+    """Return state and life of each transaction before its first readable claim."""
+    # Sorted, so the last one of a transaction stays.
+    return {row["transaction"]: (STATES[row["state"]], row["life"]) for row in believed.to_pylist()}
+
+
+def _split(claims: pa.Table, special: list[int]) -> tuple[pa.Table, pa.Table]:
+    """Separate a first and only COMMIT or ROLLBACK, judged by columns, from what is folded."""
+    claims = _changing(claims)
+    numbers = claims["transaction"].to_numpy()
+    counts = np.bincount(numbers, minlength=1)
+    is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS))).to_numpy()
+    is_plain = is_end & (counts[numbers] == 1) & ~np.isin(numbers, special)
+    return claims.filter(pa.array(is_plain)), claims.filter(pa.array(~is_plain))
+
+
+def _plain_facts(claims: pa.Table, halves: Halves) -> pa.Table:
+    numbers = claims["transaction"].to_numpy()
+    commits = pc.equal(claims["kind"], "COMMIT").to_numpy()
+    ends = np.where(halves.complete[numbers], _PLAIN_ENDS["COMMIT"], STATE_NUMBERS[INCOMPLETE])
+    states = np.where(commits, ends, _PLAIN_ENDS["ROLLBACK"]).astype(np.int64)
+    lives = np.zeros(len(numbers), dtype=np.int64)
+    columns = [numbers, claims["_commit_version"], claims["ordinal"], states, lives]
+    return pa.table(columns, names=list(FACT_KEY))
+
+
+def _folded(claims: pa.Table, halves: Halves, repaired: Places, starts: Starts) -> pa.Table:
+    fact_rows: list[tuple[int, int, int, int, int]] = []
+    for number, claims_of_one in _by_transaction(claims):
+        facts = facts_of(
+            claims_of_one,
+            halves.groups[number].as_py(),
+            complete=bool(halves.complete[number]),
+            incomplete_at=repaired.get(number, ()),
+            start=starts.get(number, (PENDING, 0)),
+        )
+        fact_rows += [
+            (number, f.op_version, f.ordinal, STATE_NUMBERS[f.state], f.life) for f in facts
+        ]
+    columns = zip(*fact_rows, strict=True) if fact_rows else [[]] * len(FACT_KEY)
+    return pa.table([pa.array(c, pa.int64()) for c in columns], names=list(FACT_KEY))
+
+
+def _by_transaction(claims: pa.Table) -> Iterator[tuple[int, list[SeenClaim]]]:
+    grouped: dict[int, list[SeenClaim]] = {}
+    for row in claims.to_pylist():
+        rest = tuple(str(row[name]) for name in _REST_COLUMNS)
+        claim = SeenClaim(
+            row["_commit_version"], row["ordinal"], row["kind"], row["producer_group"],
+            row["source"], row["life"], rest,
+        )  # fmt: skip
+        grouped.setdefault(row["transaction"], []).append(claim)
+    yield from grouped.items()
+
+
+def _order(facts: pa.Table) -> Integers:
+    # Stable, so two facts of one place keep the order in which they were folded.
+    order: Integers = np.lexsort(
+        tuple(facts[name].to_numpy() for name in ("ordinal", "op_version", "transaction"))
+    )
+    return order
+
+
+def _last_facts(facts: pa.Table, count: int) -> dict[str, Integers]:
+    empty = {"state": STATE_NUMBERS[PENDING], "op_version": ABSENT, "ordinal": ABSENT, "life": 0}
+    numbers = facts["transaction"].to_numpy()
+    is_last = np.append(changes(numbers)[1:], np.ones(len(numbers[:1]), dtype=bool))
+    last = {name: np.full(count + 1, value, dtype=np.int64) for name, value in empty.items()}
+    for name, values in last.items():
+        values[numbers[is_last]] = facts[name].to_numpy()[is_last]
+    last["state"][count] = ABSENT
+    return last
+
+
+def _with_commits(
+    last: dict[str, Integers], halves: Halves, commits: pa.Table
+) -> tuple[Integers, Integers, Integers, Integers]:
+    """Mark as committed whom the schedule stands for; where in its commit nobody can tell."""
+    numbers = halves.numbers_of(commits["transaction_id"])
+    last["state"][numbers] = STATE_NUMBERS[COMMITTED]
+    for name in ("op_version", "life"):
+        last[name][numbers] = commits[name].to_numpy()
+    return last["state"], last["op_version"], last["ordinal"], last["life"]
+
+
+def _changing(claims: pa.Table) -> pa.Table:
+    return claims.filter(pc.is_in(claims["kind"], value_set=pa.array(KINDS)))

@@ -78,7 +78,7 @@ def facts_of(
     incomplete_at: Container[tuple[int, int]] = (),
     start: tuple[str, int] = (PENDING, 0),
 ) -> list[SeenFact]:
-    """What took effect, in order.
+    """Return what took effect, in order.
 
     Args:
         claims: of one transaction, in any order.

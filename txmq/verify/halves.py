@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.ids import HEAD_SEQUENCE
-from txmq.verify.digests import ABSENT, DIGEST, Flags, Integers, changes, positions, ranks, taken
+from txmq.verify.arrays import ABSENT, DIGEST, Flags, Integers, changes, positions, ranks, taken
 from txmq.verify.tables import HALF_COLUMNS
 
 # An append that was made twice may differ in these.
@@ -51,20 +51,20 @@ class Halves:
     sequences: Integers
 
     def numbers_of(self, transaction_ids: pa.ChunkedArray) -> Integers:
-        """The number of each transaction, ABSENT where there is no half."""
+        """Return the number of each transaction; ABSENT without a half."""
         return positions(transaction_ids, self.ids)
 
     def owners(self, messages: Integers) -> Integers:
-        """The transaction of each message's number; ABSENT stays ABSENT."""
+        """Return the transaction of each message's number; ABSENT stays ABSENT."""
         return np.append(self.transaction, ABSENT)[messages]
 
     def waits(self, messages: Integers) -> Flags:
-        """Which of these messages are delayed; ABSENT is not."""
+        """Flag which of these messages are delayed; ABSENT is not."""
         flags: Flags = np.append(self.delayed, [False])[messages]
         return flags
 
     def find(self, transactions: Integers, sequences: Integers) -> Integers:
-        """The message's number for each pair, ABSENT where there is no such half."""
+        """Return the message's number for each pair; ABSENT without such a half."""
         keys = self._keys(self.transaction, self.rows["sequence"].to_numpy())
         wanted = self._keys(transactions, sequences)
         if len(keys) == 0:
@@ -80,7 +80,7 @@ class Halves:
 
 
 def halves_of(rows: pa.Table, stand_ins: pa.Table) -> Halves:
-    """The picture of all half rows, doubles included; rows without an address count for nothing.
+    """Build the picture from all half rows with an address, doubles included.
 
     `stand_ins` are rows in place of halves that retention took.
     """
@@ -121,7 +121,7 @@ def _delayed(rows: pa.Table) -> Flags:
 
 
 def _doubles(rows: pa.Table, order: Integers, is_first: Flags) -> tuple[Flags, Flags]:
-    """For each first row: whether its doubles hold the same, and whether it has none."""
+    """Flag the first rows whose doubles hold the same, and those that have no double."""
     key_numbers = np.cumsum(is_first) - 1
     agreed = np.ones(int(is_first.sum()), dtype=bool)
     doubled_keys = key_numbers[~is_first]
@@ -143,13 +143,13 @@ def _differs(column: pa.ChunkedArray, left: Integers, right: Integers) -> Flags:
 
 
 def _ranks(rows: pa.Table) -> list[Integers]:
-    """Of rows that contradict each other the smallest counts, in whichever order files are read."""
+    """Rank contradicting rows: the smallest counts, in whichever order files are read."""
     names = ("deliver_timestamp", "delay_s", "message_id", "real_queue_id", "real_topic")
     return [ranks(rows[name]) for name in names]
 
 
 def _groups(rows: pa.Table, numbers: Integers, count: int) -> tuple[Flags, pa.Array]:
-    """The smallest group that rows of each transaction name, and whether they name several."""
+    """Flag transactions whose rows name several groups; return the smallest group of each."""
     group_of_rows = pc.fill_null(rows["producer_group"], "")
     names = pc.unique(group_of_rows)
     names = names.take(pc.array_sort_indices(names))
@@ -161,7 +161,7 @@ def _groups(rows: pa.Table, numbers: Integers, count: int) -> tuple[Flags, pa.Ar
 
 
 def _promised(distinct: pa.Table, owner: Integers, count: int) -> Integers:
-    """The message_count of each head; ABSENT without one."""
+    """Return the message_count of each head; ABSENT without one."""
     promised = np.full(count, ABSENT, dtype=np.int64)
     heads = distinct["sequence"].to_numpy() == HEAD_SEQUENCE
     counts: Any = pc.fill_null(distinct["message_count"], ABSENT).to_numpy()

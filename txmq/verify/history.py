@@ -70,7 +70,7 @@ class History:
     sizes: Mapping[str, int]
 
     def readable_from(self, version: int) -> int:
-        """The first version from which on every commit and what it appended can still be read."""
+        """Return the first version from which every commit and its rows can still be read."""
         first = version + 1
         while first - 1 in self.commits:
             first -= 1
@@ -81,7 +81,7 @@ class History:
         return any(file.is_change and file.path not in self.sizes for file in commit.added)
 
     def added(self) -> dict[str, AddedFile]:
-        """Each file whose commit is still there, by its path."""
+        """Return each file whose commit is still there, by its path."""
         return {file.path: file for commit in self.commits.values() for file in commit.added}
 
 
@@ -108,8 +108,8 @@ def _commit(version: int, content: bytes, file_ms: int) -> Commit:
     commit = Commit(version, moment_ms=file_ms)
     for line in content.splitlines():
         if line.strip():
-            said = json.loads(line).items()
-            _take(commit, {kind: values for kind, values in said if values is not None})
+            action = json.loads(line).items()
+            _take(commit, {kind: values for kind, values in action if values is not None})
     return commit
 
 

@@ -1,6 +1,7 @@
-"""The checker's own reading of a marker table in a database: SELECTs by SQLAlchemy.
+"""The checker's own reading of markers: from the log of a Delta table or a table of a database.
 
-A row says DONE or FENCED of a transaction id. Shares no code with what writes them, on purpose.
+A marker says DONE or FENCED of a transaction id. This shares no code with what writes them, on
+purpose.
 """
 
 from __future__ import annotations
@@ -23,14 +24,11 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from txmq.errors import EnvironmentProblemError, StorageError
-from txmq.verify.business import DatabaseMarkers, DeltaMarkers
+from txmq.verify.declared_markers import DatabaseMarkers, DeltaMarkers
 from txmq.verify.store import plain_location
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
-
-
-# --- markers:
 
 UNMARKED, DONE, FENCED = 0, 1, 2
 _RETENTION = "delta.setTransactionRetentionDuration"
@@ -48,6 +46,11 @@ _CHECKPOINT = re.compile(
 _ATTEMPTS = 5
 _PAUSE_S = 0.05
 Result = TypeVar("Result")
+# Below the smallest number of parameters that a database takes in one statement.
+STATEMENT_IDS = 10_000
+_OUTCOMES = {"DONE": DONE, "FENCED": FENCED}
+_UNREACHABLE = "cannot be reached ({kind}); check the URL, the user and the password in {variable}"
+_UNREADABLE = "cannot be read ({kind}); is the table there, and may this user read it?"
 
 
 class Markers(Protocol):
@@ -58,7 +61,10 @@ class Markers(Protocol):
         """After how long markers may be forgotten; None for never."""
 
     def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, int]:
-        """DONE or FENCED of those that have either. Raises: StorageError."""
+        """Return DONE or FENCED of those that have either. Raises: StorageError."""
+
+
+# --- the log of a Delta table ------------------------------------------------------------------
 
 
 class DeltaMarkerLog:
@@ -84,7 +90,7 @@ class DeltaMarkerLog:
         return None if text is None else _seconds(str(text))
 
     def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, int]:
-        """DONE or FENCED of those that have either."""
+        """Return DONE or FENCED of those that have either."""
         with _by_kind(self._name):
             marks = self._of_log(pa.array(transaction_ids, pa.string()))
             if marks is None:
@@ -92,7 +98,7 @@ class DeltaMarkerLog:
         return {mark_id: mark for mark_id, mark in marks.items() if mark in (DONE, FENCED)}
 
     def _of_log(self, wanted: pa.Array) -> dict[str, int] | None:
-        """From the newest checkpoint and the commits after it; None where the log has gaps."""
+        """Read the newest checkpoint and the commits after it; None if the log has gaps."""
         filesystem = self._filesystem()
         names = [info.base_name for info in filesystem.get_file_info(pa_fs.FileSelector(_LOG))]
         version = int(self._handle.version())
@@ -120,12 +126,12 @@ class DeltaMarkerLog:
 
 
 def _newest_checkpoint(names: Sequence[str], version: int) -> tuple[int, list[str]]:
-    """The version of the newest whole checkpoint and its files; -1 and none without one."""
+    """Return the version of the newest whole checkpoint and its files; -1 and none without one."""
     parts: dict[tuple[int, int], list[str]] = {}
-    for found in filter(None, map(_CHECKPOINT.fullmatch, names)):
-        at, total = int(found[1]), int(found[2] or 1)
+    for match in filter(None, map(_CHECKPOINT.fullmatch, names)):
+        at, total = int(match[1]), int(match[2] or 1)
         if at <= version:
-            parts.setdefault((at, total), []).append(found[0])
+            parts.setdefault((at, total), []).append(match[0])
     # Of several that are whole any will do.
     whole = {at: files[:total] for (at, total), files in parts.items() if len(files) >= total}
     newest = max(whole, default=-1)
@@ -133,11 +139,11 @@ def _newest_checkpoint(names: Sequence[str], version: int) -> tuple[int, list[st
 
 
 def _marks(filesystem: pa_fs.FileSystem, path: str, wanted: pa.Array) -> dict[str, int]:
-    """The marks that one file of the log carries, of the transactions that are asked for."""
+    """Read the marks of the wanted transactions from one file of the log."""
     with filesystem.open_input_file(path) as source:
         stored = _of_parquet(source) if path.endswith(".parquet") else _of_lines(source.read())
-    kept = stored.filter(pc.is_in(stored["appId"], value_set=wanted))
-    return dict(zip(kept["appId"].to_pylist(), kept["version"].to_pylist(), strict=True))
+    marks = stored.filter(pc.is_in(stored["appId"], value_set=wanted))
+    return dict(zip(marks["appId"].to_pylist(), marks["version"].to_pylist(), strict=True))
 
 
 def _of_parquet(source: Any) -> pa.Table:
@@ -168,7 +174,7 @@ def _seconds(interval: str) -> float:
 
 
 def _again(read: Callable[[], Result]) -> Result:
-    """A reader beside fast writers can meet a gap in the log; the next look succeeds."""
+    """Read again after a failure: beside fast writers a reader can meet a gap in the log."""
     for attempt in range(1, _ATTEMPTS):
         try:
             return read()
@@ -179,7 +185,7 @@ def _again(read: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _by_kind(name: str) -> Iterator[None]:
-    """Of an error only its kind is told: its words may hold a location with its credentials."""
+    """Tell only the kind of an error: its words may hold a location with its credentials."""
     try:
         yield
     except (DeltaError, OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
@@ -187,13 +193,7 @@ def _by_kind(name: str) -> Iterator[None]:
         raise StorageError(name, problem) from None
 
 
-# --- database:
-
-# Below the smallest number of parameters that a database takes in one statement.
-STATEMENT_IDS = 10_000
-_OUTCOMES = {"DONE": DONE, "FENCED": FENCED}
-_UNREACHABLE = "cannot be reached ({kind}); check the URL, the user and the password in {variable}"
-_UNREADABLE = "cannot be read ({kind}); is the table there, and may this user read it?"
+# --- a table of a database ---------------------------------------------------------------------
 
 
 class DatabaseMarkerTable:
@@ -211,14 +211,14 @@ class DatabaseMarkerTable:
         self.outcomes([])
 
     def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, int]:
-        """DONE or FENCED of those that have either: one statement for 10,000 ids, at least one."""
-        found: dict[str, int] = {}
+        """Return DONE or FENCED of those that have either; one statement per 10,000 ids."""
+        outcomes: dict[str, int] = {}
         with self._connected() as connection:
             for first in range(0, max(1, len(transaction_ids)), STATEMENT_IDS):
                 chunk = transaction_ids[first : first + STATEMENT_IDS]
                 rows = connection.execute(self._select(chunk)).all()
-                found |= {str(key): _OUTCOMES[says] for key, says in rows if says in _OUTCOMES}
-        return found
+                outcomes |= {str(key): _OUTCOMES[says] for key, says in rows if says in _OUTCOMES}
+        return outcomes
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -244,14 +244,14 @@ class DatabaseMarkerTable:
 
     @contextmanager
     def _by_kind(self, problem: str) -> Iterator[None]:
-        """Of an error only its kind is told: its words may hold the URL."""
+        """Tell only the kind of an error: its words may hold the URL."""
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield
         except (SQLAlchemyError, OSError, ValueError, ImportError) as error:
-            told = problem.format(kind=_kind(error), variable=self._place.variable)
-            raise StorageError(str(self._place), told) from None
+            text = problem.format(kind=_kind(error), variable=self._place.variable)
+            raise StorageError(str(self._place), text) from None
 
 
 def _engine(place: DatabaseMarkers) -> Engine:
@@ -277,7 +277,7 @@ def _engine(place: DatabaseMarkers) -> Engine:
 
 
 def _refuse_missing_file(place: DatabaseMarkers, engine: Engine) -> None:
-    """SQLite would make an empty database, and a checker writes nothing."""
+    """Raise StorageError for a missing SQLite file: connecting would make it."""
     file = engine.url.database
     if engine.dialect.name != "sqlite" or not file or file.startswith((":memory:", "file:")):
         return

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.verify.arrays import ABSENT, Flags, Integers, integers, positions
 from txmq.verify.deliveries import Deliveries, deliveries_of
-from txmq.verify.digests import ABSENT, Flags, Integers, integers, positions
 from txmq.verify.fates import Fates, fates_of
 from txmq.verify.fold import COMMITTED
 from txmq.verify.halves import Halves, halves_of
@@ -24,8 +24,11 @@ from txmq.verify.schedule import (
     schedule_rows,
     stand_ins,
 )
-from txmq.verify.store import PinnedStore, RowIds
+from txmq.verify.store import PinnedStore
 from txmq.verify.tables import CLAIM_COLUMNS, FACT_COLUMNS, HALF_COLUMNS
+
+# Makes the ids of the few rows that are shown, from their places.
+RowIds = Callable[[Integers], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,11 @@ class Picture:
         deliveries = deliveries_of(claims, halves, fates, settled, first)
         committed = committed_us(settled, halves, fates)
         begun = begun_us(settled, halves, fates)
-        asked = asked_due_us(halves, begun, committed, schedule)
+        asked_due = asked_due_us(halves, begun, committed, schedule)
         return cls(
             pinned, drained, findings, settled, claims, without_claims, halves, fates,
-            topic_names, topic_of, queue_of, deliveries, schedule, committed, asked,
-            due_us(asked, schedule, halves),
+            topic_names, topic_of, queue_of, deliveries, schedule, committed, asked_due,
+            due_us(asked_due, schedule, halves),
         )  # fmt: skip
 
     @property
@@ -95,32 +98,32 @@ class Picture:
         return flags
 
     def number_of(self, topic: str) -> int:
-        """The number of a topic, ABSENT where no half names it."""
+        """Return the number of a topic; ABSENT if no half names it."""
         return int(positions(pa.chunked_array([[topic]]), self.topic_names)[0])
 
     def forgotten(self, transaction_ids: pa.ChunkedArray) -> Flags:
-        """Rows of transactions without a half, which retention explains."""
+        """Flag rows of transactions whose halves retention took."""
         numbers = self.halves.numbers_of(transaction_ids)
         absent = np.append(self.halves.by_schedule, [True])[numbers]
         flags: Flags = absent & self.pinned.forgotten(transaction_ids).to_numpy()
         return flags
 
     def set_aside(self) -> Integers:
-        """The numbers of the transactions that are set aside."""
+        """Return the numbers of the transactions that are set aside."""
         return self._numbers(self.pinned.set_aside)
 
     def late(self) -> Integers:
-        """The numbers of those, and of the transactions that were set aside once."""
+        """Return the numbers of those, and of the transactions that were set aside once."""
         return self._numbers(self.pinned.late)
 
     def _numbers(self, names: Collection[str]) -> Integers:
         ids = pa.chunked_array([pa.array(sorted(names), pa.string())])
         numbers: Integers = self.halves.numbers_of(ids)
-        known: Integers = numbers[numbers != ABSENT]
-        return known
+        in_range: Integers = numbers[numbers != ABSENT]
+        return in_range
 
     def report(self, invariant: str, row_ids: RowIds, wrong: Flags, detail: str) -> None:
-        """Every flagged row breaks a promise."""
+        """Report that every flagged row breaks a promise."""
         places = np.flatnonzero(wrong)
         if len(places):
             shown = row_ids(places[:SHOWN_ROWS])
@@ -128,7 +131,7 @@ class Picture:
 
 
 def _without_claims(pinned: PinnedStore, claims: pa.Table, halves: Halves, fates: Fates) -> Flags:
-    """Transactions with more live claims than can be read, or with facts older than those."""
+    """Flag transactions with more live claims than can be read, or with older facts."""
     flags = np.zeros(len(halves.ids) + 1, dtype=bool)
     if pinned.op.readable_from == 0:
         return flags
@@ -142,3 +145,28 @@ def _without_claims(pinned: PinnedStore, claims: pa.Table, halves: Halves, fates
 def _counts(transaction_ids: pa.ChunkedArray, halves: Halves) -> Integers:
     numbers = halves.numbers_of(transaction_ids)
     return np.bincount(numbers[numbers != ABSENT], minlength=len(halves.ids))
+
+
+# --- the ids of rows that are shown ------------------------------------------------------------
+
+
+def ids_in(column: pa.ChunkedArray | pa.Array) -> RowIds:
+    """Take the values of a column as ids."""
+    return lambda places: [str(value) for value in column.take(pa.array(places)).to_pylist()]
+
+
+def addresses_in(topic: str, rows: pa.Table) -> RowIds:
+    """Take topic/queue/offset and the message_id of each row as ids."""
+    return lambda places: addresses_of(topic, rows.take(pa.array(places)))
+
+
+def addresses_of(topic: str, rows: pa.Table) -> list[str]:
+    """Return topic/queue/offset and the message_id of each row."""
+    queue, offset = (rows[key].cast(pa.string()) for key in ("queue_id", "queue_offset"))
+    address = pc.binary_join_element_wise(
+        pa.scalar(topic), queue, offset, "/", null_handling="replace", null_replacement="?"
+    )
+    named = pc.binary_join_element_wise(
+        address, rows["message_id"], " ", null_handling="replace", null_replacement="?"
+    )
+    return [str(row_id) for row_id in named.to_pylist()]

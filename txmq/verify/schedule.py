@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.names import SCHEDULE_TOPIC
-from txmq.verify.digests import ABSENT, DIGEST, UNSAID, Integers, microseconds
+from txmq.verify.arrays import ABSENT, DIGEST, UNSAID, Integers, microseconds
 from txmq.verify.fates import Fates
 from txmq.verify.fold import COMMITTED
 from txmq.verify.halves import Halves
@@ -24,14 +24,14 @@ _COPIED = {"real_topic": "topic", "real_queue_id": "queue_id"}
 
 
 def schedule_rows(pinned: PinnedStore) -> pa.Table:
-    """SCHEDULE_COLUMNS and DIGEST of all rows; none where there is no schedule."""
+    """Read SCHEDULE_COLUMNS and DIGEST of all rows; none if there is no schedule."""
     if SCHEDULE_TOPIC in pinned.topics:
         return pinned.topics[SCHEDULE_TOPIC].rows(SCHEDULE_COLUMNS, content=True)
     return pa.table({name: pa.nulls(0) for name in (*SCHEDULE_COLUMNS, *DIGEST)})
 
 
 def stand_ins(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.Table:
-    """Rows as those of `halves` for messages whose halves retention took, each message once."""
+    """Make rows like those of `halves` for messages whose halves retention took, each once."""
     if not schedule.num_rows:
         return halves.slice(0, 0)
     rows = _without_half(schedule, halves, pinned)
@@ -49,7 +49,7 @@ def stand_ins(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.T
 
 
 def commits_of(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.Table:
-    """What the schedule says of the COMMITs of those: transaction_id, op_version, life."""
+    """Return what the schedule says of their COMMITs: transaction_id, op_version, life."""
     if not schedule.num_rows:
         none = {"transaction_id": pa.string(), "op_version": pa.int64(), "life": pa.int64()}
         return pa.schema(list(none.items())).empty_table()
@@ -62,12 +62,12 @@ def commits_of(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.
 
 
 def committed_us(settled: pa.Table, halves: Halves, fates: Fates) -> Integers:
-    """When the COMMIT of each transaction was settled; UNSAID where nobody tells it."""
+    """Return when the COMMIT of each transaction was settled; UNSAID if nobody tells it."""
     return _of_commits(settled, settled["settled_timestamp"], halves, fates)
 
 
 def begun_us(settled: pa.Table, halves: Halves, fates: Fates) -> Integers:
-    """When the pauses of each transaction began: its COMMIT, as the settled log says."""
+    """Return when the pauses of each transaction began: its COMMIT, as the settled log says."""
     moments = pc.coalesce(settled["op_timestamp"], settled["settled_timestamp"])
     return _of_commits(settled, moments, halves, fates)
 
@@ -75,7 +75,7 @@ def begun_us(settled: pa.Table, halves: Halves, fates: Fates) -> Integers:
 def _of_commits(
     settled: pa.Table, times: pa.ChunkedArray, halves: Halves, fates: Fates
 ) -> Integers:
-    """The first of these times for the COMMIT of each transaction; UNSAID without one."""
+    """Return the first of these times for the COMMIT of each transaction; UNSAID without one."""
     is_commit = pc.equal(settled["state"], COMMITTED)
     rows = settled.append_column("moment", times).filter(is_commit)
     numbers = halves.numbers_of(rows["transaction_id"])
@@ -91,29 +91,29 @@ def _of_commits(
 def asked_due_us(
     halves: Halves, begun: Integers, committed: Integers, schedule: pa.Table
 ) -> Integers:
-    """When each message is due by what was sent; UNSAID for what is not delayed or not known.
+    """Return when each message is due by what was sent; UNSAID if it is not delayed or not known.
 
     A pause begins with the COMMIT. Older versions began it when the COMMIT was settled; a row of
     the schedule that shows this is believed.
     """
-    given = microseconds(halves.rows["deliver_timestamp"])
+    moment = microseconds(halves.rows["deliver_timestamp"])
     paused, before = _paused_until(halves, begun), _paused_until(halves, committed)
     is_of_before = (before != UNSAID) & (_scheduled_us(schedule, halves) == before)
-    due = np.where(given != UNSAID, given, np.where(is_of_before, before, paused))
+    due = np.where(moment != UNSAID, moment, np.where(is_of_before, before, paused))
     return np.where(halves.delayed, due, UNSAID)
 
 
 def _paused_until(halves: Halves, begun: Integers) -> Integers:
-    """When the pause of each message ends; UNSAID where its begin is not known."""
+    """Return when the pause of each message ends; UNSAID if its begin is not known."""
     pause_s = pc.fill_null(halves.rows["delay_s"], 0).to_numpy()
     begin = begun[halves.transaction]
-    known = (begin != UNSAID) & (pause_s <= _MAX_PAUSE_S)
-    later = np.where(known, begin, 0) + np.where(known, pause_s, 0) * 1_000_000
-    return np.where(known, later, UNSAID)
+    has_end = (begin != UNSAID) & (pause_s <= _MAX_PAUSE_S)
+    later = np.where(has_end, begin, 0) + np.where(has_end, pause_s, 0) * 1_000_000
+    return np.where(has_end, later, UNSAID)
 
 
 def _scheduled_us(schedule: pa.Table, halves: Halves) -> Integers:
-    """The first time for which the schedule holds each message; UNSAID where it holds none."""
+    """Return the first time for which the schedule holds each message; UNSAID if it does not."""
     latest = np.iinfo(np.int64).max
     first_us = np.full(halves.rows.num_rows + 1, latest, dtype=np.int64)
     if schedule.num_rows:
@@ -123,16 +123,16 @@ def _scheduled_us(schedule: pa.Table, halves: Halves) -> Integers:
     return np.where(first_us == latest, UNSAID, first_us)[:-1]
 
 
-def due_us(asked: Integers, schedule: pa.Table, halves: Halves) -> Integers:
-    """The same, by the schedule where the half alone cannot tell."""
-    unknown = (asked == UNSAID) & halves.delayed
+def due_us(asked_due: Integers, schedule: pa.Table, halves: Halves) -> Integers:
+    """Return when each message is due: `asked_due`, or by the schedule if unsaid."""
+    unknown = (asked_due == UNSAID) & halves.delayed
     if not unknown.any():
-        return asked
-    return np.where(unknown, _scheduled_us(schedule, halves), asked)
+        return asked_due
+    return np.where(unknown, _scheduled_us(schedule, halves), asked_due)
 
 
 def messages_of(rows: pa.Table, halves: Halves) -> Integers:
-    """The number of the message that each row shows; ABSENT where there is no half of it."""
+    """Return the number of the message that each row shows; ABSENT without a half of it."""
     sequences = pc.fill_null(rows["sequence"], ABSENT).to_numpy()
     return halves.find(halves.numbers_of(rows["transaction_id"]), sequences)
 
@@ -149,5 +149,5 @@ def _without_half(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> 
 
 
 def _column(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
-    """What the schedule does not hold is null: its rows are no heads, and have their due time."""
+    """Take a column; what the schedule lacks is null, for its rows are no heads and have a time."""
     return rows[name] if name in rows.column_names else pa.nulls(rows.num_rows, kind)

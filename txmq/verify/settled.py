@@ -1,4 +1,4 @@
-"""The checks of one range of transactions: the settled log, each topic in turn, all together."""
+"""The checker's look at the settled log: its facts beside those of the checker's own fold."""
 
 from __future__ import annotations
 
@@ -6,40 +6,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.checks import CheckDiscipline
-from txmq.verify.deliveries import DELIVERED_NUMBER
-from txmq.verify.digests import ABSENT
-from txmq.verify.fates import (
-    FACT_KEY,
-    SETTLED_STATES,
-    missing_facts,
-    settled_facts,
-    unlawful_steps,
-    with_sequences,
-)
-from txmq.verify.fold import STATES
-from txmq.verify.picture import Picture
-from txmq.verify.promises import PromiseChecks
+from txmq.verify.arrays import ABSENT
+from txmq.verify.fates import FACT_KEY, SETTLED_STATES, STATE_NUMBERS, settled_facts
+from txmq.verify.fold import LAWFUL_STEPS, PENDING, STATES
+from txmq.verify.picture import Picture, ids_in
 from txmq.verify.report import SHOWN_ROWS
-from txmq.verify.store import ids_in
-from txmq.verify.topics import TopicChecks
-from txmq.verify.totals import Totals
-from txmq.verify.whole import WholeChecks
-
-# --- settled:
 
 
 class SettledChecks:
-    """I10, and of I4 and I21 what is about the settled log."""
+    """I10, and what I4 and I21 promise of the settled log."""
 
     def __init__(self, picture: Picture) -> None:
-        """Nothing is judged yet."""
+        """Take the picture; nothing is judged yet."""
         self._picture, self._pinned, self._drained = picture, picture.pinned, picture.drained
         self._halves, self._fates = picture.halves, picture.fates
         self._findings, self._report = picture.findings, picture.report
 
     def run(self) -> None:
-        """Every check."""
+        """Run every check."""
         settled, facts = self._picture.settled, settled_facts(self._picture.settled, self._halves)
         numbers = facts["transaction"].to_numpy()
         ids = ids_in(settled["transaction_id"])
@@ -52,27 +36,27 @@ class SettledChecks:
         self._compare(self._undisputed(facts.filter(pa.array(numbers != ABSENT))), mark)
 
     def _compare(self, settled: pa.Table, mark: int) -> None:
-        """The facts of the settled log beside those of the checker's own fold."""
+        """Compare the facts of the settled log with those of the checker's own fold."""
         folded = self._undisputed(self._folded())
         if not self._drained:
             folded = folded.filter(pc.less_equal(folded["op_version"], mark))
-        pairs = with_sequences(settled.select(list(FACT_KEY)), settled["sequences"])
+        pairs = _with_sequences(settled.select(list(FACT_KEY)), settled["sequences"])
         pairs = self._of_kept_messages(pairs)
-        missing = missing_facts(folded, pairs)
+        missing = _missing_facts(folded, pairs)
         numbers = missing["transaction"].to_numpy()
         waits = pa.array(np.isin(numbers, self._picture.set_aside()))
         self._report_facts(missing.filter(pc.invert(waits)), "took effect but is not settled so")
         if self._drained:
             detail = "took effect but waits: it is set aside, see txmq status"
             self._report_facts(missing.filter(waits), detail)
-        self._report_facts(missing_facts(pairs, folded), "settled, but no claim led to it")
+        self._report_facts(_missing_facts(pairs, folded), "settled, but no claim led to it")
         counted = self._judged(settled).group_by(list(FACT_KEY)).aggregate([([], "count_all")])
         self._report_facts(counted.filter(pc.greater(counted["count_all"], 1)), "settled twice")
-        unlawful = unlawful_steps(self._undisputed(self._fates.believed))
+        unlawful = _unlawful_steps(self._undisputed(self._fates.believed))
         self._report_facts(unlawful, "settled, though it cannot follow the fact before it")
 
     def _folded(self) -> pa.Table:
-        """Of transactions and of single messages, each with its `sequence`."""
+        """Return facts of transactions and of single messages, each with its `sequence`."""
         facts = self._fates.facts
         none = pa.array(np.full(facts.num_rows, ABSENT))
         return pa.concat_tables(
@@ -80,13 +64,13 @@ class SettledChecks:
         )
 
     def _judged(self, facts: pa.Table) -> pa.Table:
-        """Where only the schedule knows a transaction, what became of it before is history."""
+        """Leave out what became earlier of transactions that only the schedule still knows."""
         by_schedule = self._halves.by_schedule[facts["transaction"].to_numpy()]
         is_delivery = facts["state"].to_numpy() >= len(STATES)
         return facts.filter(pa.array(~by_schedule | is_delivery))
 
     def _of_kept_messages(self, pairs: pa.Table) -> pa.Table:
-        """Of those transactions only the messages that the schedule still holds."""
+        """Keep, of such transactions, the messages that the schedule still holds."""
         pairs = self._judged(pairs)
         numbers = pairs["transaction"].to_numpy()
         is_kept = self._halves.find(numbers, pairs["sequence"].to_numpy()) != ABSENT
@@ -107,64 +91,33 @@ class SettledChecks:
         self._findings.add("I10", facts.num_rows, row_ids, detail)
 
 
-# --- range_checks:
+def _with_sequences(facts: pa.Table, sequences: pa.ChunkedArray) -> pa.Table:
+    """Repeat each fact for each `sequence` that it names; ABSENT if it names none."""
+    lists = sequences.combine_chunks()
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    places = np.maximum(counts, 1)
+    named = np.full(int(places.sum()), ABSENT)
+    values = pc.fill_null(pc.list_flatten(lists), ABSENT).to_numpy()
+    named[np.repeat(counts > 0, places)] = values
+    repeated = facts.take(pa.array(np.repeat(np.arange(len(counts)), places)))
+    return repeated.append_column("sequence", pa.array(named))
 
 
-class RangeChecks:
-    """Judges the transactions of a picture and adds what it counted to the totals."""
+def _missing_facts(wanted: pa.Table, others: pa.Table) -> pa.Table:
+    """Return facts of `wanted`, each with its `sequence`, that are not in `others`; each once."""
+    keys = [*FACT_KEY, "sequence"]
+    missing = wanted.select(keys).join(others.select(keys), keys=keys, join_type="left anti")
+    return missing.group_by(list(FACT_KEY)).aggregate([])
 
-    def __init__(self, picture: Picture, totals: Totals, newest_us: int) -> None:
-        """`newest_us` is the time up to which services worked; nothing is judged yet."""
-        self._picture, self._totals = picture, totals
-        self._discipline = CheckDiscipline(picture)
-        self._topics = TopicChecks(picture, totals)
-        self._promises = PromiseChecks(picture, newest_us)
 
-    def run(self) -> None:
-        """Every check."""
-        SettledChecks(self._picture).run()
-        self._discipline.run()
-        self._topics.run()
-        whole = WholeChecks(self._picture, self._topics)
-        whole.run(self._totals.sums)
-        self._promises.run(whole.scheduled)
-        self._add_times(whole)
-        self._totals.counts.update({**self._logs(), **self._messages(whole)})
-
-    def _add_times(self, whole: WholeChecks) -> None:
-        times, ended = self._totals.times, self._picture.deliveries
-        times.add_ended(ended.asked_us[ended.state == DELIVERED_NUMBER])
-        times.add_scheduled(self._picture.due_us[whole.scheduled])
-
-    def _logs(self) -> dict[str, int]:
-        """Transactions, claims and facts."""
-        picture, fates = self._picture, self._picture.fates
-        settled_ids = picture.settled["transaction_id"]
-        return {
-            "transactions": len(picture.halves.ids),
-            **{name.lower(): int(fates.in_state(name).sum()) for name in STATES},
-            "claims": picture.claims.num_rows,
-            "claims_without_half": fates.claims_without_half,
-            "claims_without_effect": fates.claims_without_effect
-            + picture.deliveries.claims_without_effect,
-            "checks": self._discipline.count,
-            "facts": len(settled_ids),
-            "judged_by_settled_alone": int(picture.without_claims.sum()),
-            "forgotten_facts": int(picture.forgotten(settled_ids).sum()),
-        }
-
-    def _messages(self, whole: WholeChecks) -> dict[str, int]:
-        """Halves and rows of topics."""
-        halves, topics = self._picture.halves, self._topics
-        return {
-            "messages": int(halves.carries.sum()),
-            "doubled_half_rows": halves.doubled_rows,
-            "visible_messages": topics.row_count,
-            "dead_letters": topics.dead_letters.row_count,
-            "scheduled": int(whole.scheduled.sum()),
-            "delivered": int(whole.delivered.sum()),
-            "recalled": int(whole.recalled.sum()),
-            "not_published_yet": int((whole.waiting | whole.not_scheduled_yet).sum()),
-            "known_by_schedule_alone": int(halves.by_schedule[halves.transaction].sum()),
-            "forgotten_messages": topics.forgotten_count,
-        }
+def _unlawful_steps(facts: pa.Table) -> pa.Table:
+    """Return facts to which no claim can lead from the fact before; `facts` are sorted."""
+    numbers, states, lives = (facts[name].to_numpy() for name in ("transaction", "state", "life"))
+    is_first = np.append(np.ones(len(numbers[:1]), dtype=bool), numbers[1:] != numbers[:-1])
+    before = np.where(is_first, STATE_NUMBERS[PENDING], np.roll(states, 1))
+    grown = lives - np.where(is_first, 0, np.roll(lives, 1))
+    lawful = np.zeros(len(numbers), dtype=bool)
+    for (earlier, later), ahead in LAWFUL_STEPS.items():
+        same = (before == STATE_NUMBERS[earlier]) & (states == STATE_NUMBERS[later])
+        lawful |= same & (grown == ahead)
+    return facts.filter(pa.array(~lawful))

@@ -7,169 +7,25 @@ import hmac
 import json
 import os
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ConfigError, StoreNotFoundError, shown
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.verify import tables as id_ranges
-from txmq.verify.digests import UNSAID, Integers, integers
+from txmq.verify import tables
+from txmq.verify.arrays import UNSAID, Flags, Integers
 from txmq.verify.tables import NOTHING, IdRange, PinnedTable, table_names
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-
-# --- addresses:
-
-# Makes the ids of the few rows that are shown, from their places.
-RowIds = Callable[[Integers], list[str]]
-_COLUMNS = ("queue_id", "queue_offset", "message_id")
-
-
-def ids_in(column: pa.ChunkedArray | pa.Array) -> RowIds:
-    """The values of a column are the ids."""
-    return lambda places: [str(value) for value in column.take(pa.array(places)).to_pylist()]
-
-
-def addresses_in(topic: str, rows: pa.Table) -> RowIds:
-    """topic/queue/offset and the message_id of each row are the ids."""
-    return lambda places: _addresses(topic, rows.take(pa.array(places)))
-
-
-@dataclass(frozen=True, slots=True)
-class TopicAddresses:
-    """Names rows of a topic whose message_id was not kept; reads the topic once more for them.
-
-    Attributes:
-        queue, offset: of all rows of the topic, sorted by them.
-    """
-
-    topic: str
-    table: PinnedTable
-    queue: Integers
-    offset: Integers
-
-    def row_ids(self, places: Integers) -> list[str]:
-        """As `addresses_in`."""
-        rows = self._rows_at(self.queue[places], self.offset[places])
-        return [rows[self._key(place)][self._equal_before(place)] for place in places.tolist()]
-
-    def _rows_at(self, queues: Integers, offsets: Integers) -> dict[tuple[int, int], list[str]]:
-        """The addresses of all rows in these places, those of the smaller message_id first."""
-        rows: dict[tuple[int, int], list[tuple[str, str]]] = defaultdict(list)
-        for batch in self.table.batches(_COLUMNS):
-            queue, offset = integers(batch["queue_id"]), integers(batch["queue_offset"])
-            near = np.flatnonzero(np.isin(queue, queues) & np.isin(offset, offsets))
-            shown = pa.Table.from_batches([batch.take(pa.array(near))])
-            named = zip(
-                pc.fill_null(shown["message_id"], "").to_pylist(), _addresses(self.topic, shown),
-                strict=True,
-            )  # fmt: skip
-            for key, name in zip(zip(queue[near], offset[near], strict=True), named, strict=True):
-                rows[key].append(name)
-        return {key: [address for _, address in sorted(names)] for key, names in rows.items()}
-
-    def _key(self, place: int) -> tuple[int, int]:
-        return int(self.queue[place]), int(self.offset[place])
-
-    def _equal_before(self, place: int) -> int:
-        first = place
-        while first and self._key(first - 1) == self._key(place):
-            first -= 1
-        return place - first
-
-
-def _addresses(topic: str, rows: pa.Table) -> list[str]:
-    queue, offset = (rows[key].cast(pa.string()) for key in ("queue_id", "queue_offset"))
-    address = pc.binary_join_element_wise(
-        pa.scalar(topic), queue, offset, "/", null_handling="replace", null_replacement="?"
-    )
-    named = pc.binary_join_element_wise(
-        address, rows["message_id"], " ", null_handling="replace", null_replacement="?"
-    )
-    return [str(row_id) for row_id in named.to_pylist()]
-
-
-# --- signed_log:
 
 SIGNED = (
     "transaction_id", "kind", "sequences", "source", "producer_group", "life", "check_times",
     "next_check_timestamp", "reason", "op_timestamp",
 )  # fmt: skip
 SIGNATURE = "signature"
-
-
-def checked_keys(keys: object) -> Mapping[str, Sequence[str]]:
-    """The keys of groups as they came. Raises: ConfigError if a text stands for a list of keys."""
-    entries = keys.items() if isinstance(keys, Mapping) else [(None, None)]
-    for group, of_group in entries:
-        is_list = isinstance(of_group, list | tuple) and all(isinstance(k, str) for k in of_group)
-        if not isinstance(group, str) or not is_list:
-            # Nothing of a value is shown: it may be the secret.
-            raise ConfigError(["claim_keys must map a producer group to a list of keys"])
-    return cast("Mapping[str, Sequence[str]]", keys)
-
-
-class SignedLog(PinnedTable):
-    """An op log whose rows are the claims that count."""
-
-    def __init__(
-        self, location: str, options: Mapping[str, str], keys: Mapping[str, Sequence[str]]
-    ) -> None:
-        """Open it; `keys` has the keys of each group whose claims are signed."""
-        super().__init__(location, options)
-        self._keys = keys
-        # A store of an earlier txmq has no such column.
-        self._types.setdefault(SIGNATURE, pa.binary())
-
-    def _file(
-        self, path: str, partition: Mapping[str, Any], columns: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
-        if not self._keys:
-            yield from super()._file(path, partition, columns)
-            return
-        names = [*dict.fromkeys([*columns, *SIGNED, SIGNATURE])]
-        for batch in super()._file(path, partition, names):
-            mask = pa.array([self._counts(claim) for claim in _claims(batch)], pa.bool_())
-            yield batch.filter(mask).select(list(columns))
-
-    def _counts(self, claim: Mapping[str, Any]) -> bool:
-        keys = self._keys.get(claim["producer_group"])
-        if keys is None:
-            return True
-        text = json.dumps([claim[name] for name in SIGNED]).encode()
-        made = (hmac.new(key.encode(), text, hashlib.sha256).digest() for key in keys)
-        return any(hmac.compare_digest(one, claim[SIGNATURE] or b"") for one in made)
-
-
-def _claims(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The claims as plain values; times in microseconds, text that is no UTF-8 as it is kept."""
-    plain = pa.table({name: _plain(batch[name]) for name in (*SIGNED, SIGNATURE)})
-    for row in plain.to_pylist():
-        signature = row.pop(SIGNATURE)
-        texts = {
-            name: value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
-            for name, value in row.items()
-        }
-        yield {**texts, SIGNATURE: signature}
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    if pa.types.is_timestamp(column.type):
-        return pc.cast(column, pa.int64())
-    return pc.cast(column, pa.binary()) if pa.types.is_string(column.type) else column
-
-
-# --- store:
-
 # Of these names only the schedule is one of txmq.
 UNREAD_PREFIXES = ("SCHEDULE_TOPIC_",)
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
@@ -177,33 +33,8 @@ _GROUP = "group_"
 # Libraries in C++ end the process where they meet these.
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
-
-
 # The rule by which the delay service's progress is believed (decision 0030).
 STORE_TIME = "store time"
-
-
-class Claimed(NamedTuple):
-    """What was committed up to a version of an op log and due up to a time is claimed, it says."""
-
-    op_table_id: str
-    op_version: int
-    due_us: int
-
-    @classmethod
-    def of(cls, value: Mapping[str, Any]) -> Claimed:
-        """The value of state/delay; it says nothing where there is none, or an older version's."""
-        due_ms = value.get("due_ms") if value.get("rule") == STORE_TIME else None
-        due_us = UNSAID if due_ms is None else int(due_ms) * 1000
-        return cls(value.get("op_table_id", ""), value.get("op_version", NOTHING), due_us)
-
-
-class GroupOffset(NamedTuple):
-    """The next offset of a group, or of one of its members, in a queue."""
-
-    topic: str
-    queue: str
-    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +81,7 @@ class PinnedStore:
         check_limits: Mapping[str, int] | None = None,
         claim_keys: Mapping[str, Sequence[str]] | None = None,
     ) -> PinnedStore:
-        """Pin every table; raises StoreNotFoundError, StorageError."""
+        """Pin every table. Raises: StoreNotFoundError, StorageError."""
         registers = _Registers(location, options)
         publisher, config = registers.value("publisher"), registers.value("config")
         delay, group_offsets = registers.value("delay"), registers.group_offsets()
@@ -265,14 +96,14 @@ class PinnedStore:
         aside = registers.value("set_aside")
         waiting = frozenset(aside.get("transactions", ()))
         # What is taken away is said before it is done, so this is read after the tables.
-        kept = registers.value("maintenance")
+        retention = registers.value("maintenance")
         return cls(
             publisher.get("low_water_version", NOTHING),
             {name: entry["from_version"] for name, entry in parked.items()},
             check_limits or _check_limits(config),
-            kept.get("forgotten_before_date") or "",
-            kept.get("schedule_forgotten_before_date") or "",
-            kept.get("topic_begin") or {},
+            retention.get("forgotten_before_date") or "",
+            retention.get("schedule_forgotten_before_date") or "",
+            retention.get("topic_begin") or {},
             waiting,
             waiting.union(aside.get("late", ())),
             registers.versions,
@@ -286,14 +117,14 @@ class PinnedStore:
         )
 
     def id_ranges(self) -> list[IdRange]:
-        """Ranges of transactions that fit into memory one at a time; one for a small store."""
-        tables = self.tables.values()
-        if sum(table.row_count for table in tables) <= id_ranges.RANGE_ROWS:
+        """Cut the transactions into ranges that each fit into memory; one for a small store."""
+        if sum(table.row_count for table in self.tables.values()) <= tables.RANGE_ROWS:
             return [IdRange()]
-        return id_ranges.id_ranges(extent for table in tables for extent in table.extents())
+        extents = (extent for table in self.tables.values() for extent in table.extents())
+        return tables.id_ranges(extents)
 
     def within(self, ids: IdRange) -> PinnedStore:
-        """The same store, whose rows are those of a range of transactions."""
+        """Return the same store with the rows of one range of transactions only."""
         return replace(
             self,
             topics={name: table.within(ids) for name, table in self.topics.items()},
@@ -326,31 +157,90 @@ class PinnedStore:
         }
 
     def reached(self, topic: str) -> int:
-        """The op version up to which a topic must be complete though the store is running."""
+        """Return the op version up to which a topic must be complete while services run."""
         own = self.topics[topic].mark(self.mark_id) if topic in self.topics else NOTHING
         limit = self.low_water_version
         if topic in self.parked:
             limit = min(limit, self.parked[topic] - 1)
         return max(own, limit)
 
-    def may_lack(self, topic: str, op_versions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which rows of a topic its retention may have taken."""
-        flags: npt.NDArray[np.bool_] = op_versions <= self.topic_begin.get(topic, UNSAID)
+    def may_lack(self, topic: str, op_versions: Integers) -> Flags:
+        """Flag op versions whose rows retention may have taken from a topic."""
+        flags: Flags = op_versions <= self.topic_begin.get(topic, UNSAID)
         return flags
 
     def forgets(self, transaction_id: str) -> bool:
-        """Whether retention may have taken this transaction."""
+        """Tell whether retention may have taken this transaction."""
         return bool(self.forgotten(pa.chunked_array([[transaction_id]])).to_numpy()[0])
 
     def forgotten(self, transaction_ids: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Which of these transactions retention may have taken; the store itself says so."""
+        """Flag transactions that retention may have taken, as the store itself says."""
         older = pc.less(transaction_ids, _first_id_of(self.forgotten_before_date))
         flags = pc.and_(older, pc.match_substring_regex(transaction_ids, _WELL_FORMED_ID))
         return pc.fill_null(flags, False)  # noqa: FBT003
 
 
+class GroupOffset(NamedTuple):
+    """The next offset of a group, or of one of its members, in a queue."""
+
+    topic: str
+    queue: str
+    offset: int
+
+
+class Claimed(NamedTuple):
+    """What was committed up to a version of an op log and due up to a time is claimed, it says."""
+
+    op_table_id: str
+    op_version: int
+    due_us: int
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Claimed:
+        """Read the value of state/delay; without one, or with an older rule, nothing is claimed."""
+        due_ms = value.get("due_ms") if value.get("rule") == STORE_TIME else None
+        due_us = UNSAID if due_ms is None else int(due_ms) * 1000
+        return cls(value.get("op_table_id", ""), value.get("op_version", NOTHING), due_us)
+
+
+def _check_limits(config: Mapping[str, Any]) -> dict[str, int]:
+    name = "transaction_check_max"
+    groups = {group: own[name] for group, own in config.get("groups", {}).items() if name in own}
+    return {**({"": config[name]} if name in config else {}), **groups}
+
+
+def _first_id_of(day: str) -> str:
+    """Return the smallest id of a day: ids begin with their time in milliseconds."""
+    if not day:
+        return ""
+    digits = f"{midnight_us(day) // 1000:012x}"
+    return f"{digits[:8]}-{digits[8:]}"
+
+
+def _is_readable(topic: str) -> bool:
+    is_foreign = topic.startswith(UNREAD_PREFIXES) and not is_schedule(topic)
+    return bool(_TOPIC.fullmatch(topic)) and not is_foreign
+
+
+def is_dead_letters(topic: str) -> bool:
+    """Tell whether a topic table holds what no listener could end."""
+    return topic == TRANS_CHECK_MAX_TIME_TOPIC
+
+
+def is_schedule(topic: str) -> bool:
+    """Tell whether a topic table holds what waits for its time."""
+    return topic == SCHEDULE_TOPIC
+
+
+def midnight_us(day: str) -> int:
+    """Return when a day begins; UNSAID without a day."""
+    if not day:
+        return UNSAID
+    return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1_000_000
+
+
 def checked_location(location: object) -> str:
-    """The location as text. Raises: ConfigError where it is no path and no URI."""
+    """Return the location as text. Raises: ConfigError if it is no path and no URI."""
     text: object = os.fspath(location) if isinstance(location, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip() or _NO_TEXT.search(text):
         raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
@@ -358,7 +248,7 @@ def checked_location(location: object) -> str:
 
 
 def plain_location(location: str) -> str:
-    """`file:` locations as paths."""
+    """Turn a `file:` location into a path."""
     for prefix in ("file://", "file:"):
         if location.startswith(prefix):
             return "/" + location[len(prefix) :].strip("/")
@@ -373,13 +263,13 @@ class _Registers:
         self.versions: dict[str, int] = {}
 
     def group_offsets(self) -> dict[str, list[GroupOffset]]:
-        """The offsets of each group; pinned before the topics, which only grow."""
+        """Read the offsets of each group; pinned before the topics, which only grow."""
         names = table_names(self._location, "state", self._options)
         groups = [name for name in names if name.startswith(_GROUP)]
         return {f"state/{name}": _offsets(self.value(name)) for name in groups}
 
     def value(self, name: str) -> dict[str, Any]:
-        """What a service keeps; nothing where it never kept anything."""
+        """Read what a service keeps; {} if it never kept anything."""
         try:
             table = PinnedTable(f"{self._location}/state/{name}", self._options)
         except StoreNotFoundError:
@@ -387,12 +277,12 @@ class _Registers:
         self.versions[f"state/{name}"] = table.version
         rows = table.rows(["revision", "value"]).to_pylist()
         newest = max(rows, key=lambda row: row["revision"], default={"value": "{}"})
-        found: dict[str, Any] = json.loads(newest["value"])
-        return found
+        value: dict[str, Any] = json.loads(newest["value"])
+        return value
 
 
 def _offsets(group: Mapping[str, Any]) -> list[GroupOffset]:
-    """Of a group whose members share the messages, and of each member where each reads all."""
+    """List the next offsets of a group, and of each member where each reads all messages."""
     readers = group.get("offsets", {})
     return [
         GroupOffset(topic, queue, offset)
@@ -402,37 +292,62 @@ def _offsets(group: Mapping[str, Any]) -> list[GroupOffset]:
     ]
 
 
-def midnight_us(day: str) -> int:
-    """When a day begins; UNSAID for none."""
-    if not day:
-        return UNSAID
-    return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1_000_000
+class SignedLog(PinnedTable):
+    """An op log whose rows are the claims that count."""
+
+    def __init__(
+        self, location: str, options: Mapping[str, str], keys: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Open it; `keys` has the keys of each group whose claims are signed."""
+        super().__init__(location, options)
+        self._keys = keys
+        # A store of an earlier txmq has no such column.
+        self._types.setdefault(SIGNATURE, pa.binary())
+
+    def _file(
+        self, path: str, partition: Mapping[str, Any], columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        if not self._keys:
+            yield from super()._file(path, partition, columns)
+            return
+        names = [*dict.fromkeys([*columns, *SIGNED, SIGNATURE])]
+        for batch in super()._file(path, partition, names):
+            mask = pa.array([self._counts(claim) for claim in _claims(batch)], pa.bool_())
+            yield batch.filter(mask).select(list(columns))
+
+    def _counts(self, claim: Mapping[str, Any]) -> bool:
+        keys = self._keys.get(claim["producer_group"])
+        if keys is None:
+            return True
+        text = json.dumps([claim[name] for name in SIGNED]).encode()
+        valid = (hmac.new(key.encode(), text, hashlib.sha256).digest() for key in keys)
+        return any(hmac.compare_digest(each, claim[SIGNATURE] or b"") for each in valid)
 
 
-def _check_limits(config: Mapping[str, Any]) -> dict[str, int]:
-    name = "transaction_check_max"
-    groups = {group: own[name] for group, own in config.get("groups", {}).items() if name in own}
-    return {**({"": config[name]} if name in config else {}), **groups}
+def checked_keys(keys: object) -> Mapping[str, Sequence[str]]:
+    """Return the keys as they came. Raises: ConfigError if they are no mapping to lists of keys."""
+    entries = keys.items() if isinstance(keys, Mapping) else [(None, None)]
+    for group, of_group in entries:
+        is_list = isinstance(of_group, list | tuple) and all(isinstance(k, str) for k in of_group)
+        if not isinstance(group, str) or not is_list:
+            # Nothing of a value is shown: it may be the secret.
+            raise ConfigError(["claim_keys must map a producer group to a list of keys"])
+    return cast("Mapping[str, Sequence[str]]", keys)
 
 
-def _first_id_of(day: str) -> str:
-    """The smallest id of a day: ids begin with their time in milliseconds."""
-    if not day:
-        return ""
-    digits = f"{midnight_us(day) // 1000:012x}"
-    return f"{digits[:8]}-{digits[8:]}"
+def _claims(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yield claims as plain values: times in microseconds, text that is no UTF-8 unchanged."""
+    plain = pa.table({name: _plain(batch[name]) for name in (*SIGNED, SIGNATURE)})
+    for row in plain.to_pylist():
+        signature = row.pop(SIGNATURE)
+        texts = {
+            name: value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+            for name, value in row.items()
+        }
+        yield {**texts, SIGNATURE: signature}
 
 
-def _is_readable(topic: str) -> bool:
-    is_foreign = topic.startswith(UNREAD_PREFIXES) and not is_schedule(topic)
-    return bool(_TOPIC.fullmatch(topic)) and not is_foreign
-
-
-def is_dead_letters(topic: str) -> bool:
-    """Whether a topic table holds what no listener could end."""
-    return topic == TRANS_CHECK_MAX_TIME_TOPIC
-
-
-def is_schedule(topic: str) -> bool:
-    """Whether a topic table holds what waits for its time."""
-    return topic == SCHEDULE_TOPIC
+def _plain(column: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(column.type):
+        return pc.cast(column, pa.int64())
+    return pc.cast(column, pa.binary()) if pa.types.is_string(column.type) else column

@@ -22,144 +22,8 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from txmq.errors import StorageError, StoreNotFoundError
-from txmq.verify.digests import CONTENT, DIGEST, content_digests
+from txmq.verify.arrays import CONTENT, DIGEST, content_digests
 from txmq.verify.history import Commit, History, read_history
-
-# --- columns:
-
-_TEXTS = (pa.types.is_string_view, pa.types.is_large_string, pa.types.is_date)
-_BINARIES = (pa.types.is_binary_view, pa.types.is_large_binary)
-# Of numbers: no table of txmq has others.
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view)
-_BATCH_BYTES = 32 * 1024 * 1024
-_MAX_BATCH_ROWS = 65_536
-# Without a buffer Parquet reads all bodies of a row group at once.
-_BUFFER_BYTES = 4 * 1024 * 1024
-
-
-def open_parquet(source: Any) -> pq.ParquetFile:
-    """An open data file; it reads a column in pieces."""
-    return pq.ParquetFile(
-        source, coerce_int96_timestamp_unit="us", pre_buffer=False, buffer_size=_BUFFER_BYTES
-    )
-
-
-def batch_rows(parquet: pq.ParquetFile) -> int:
-    """Rows of about _BATCH_BYTES, for one body may be as large as a million others."""
-    metadata = parquet.metadata
-    sizes = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
-    row_bytes = max(1, sum(sizes) // max(1, metadata.num_rows))
-    return int(max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)))
-
-
-def with_digests(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """`columns` of a batch, and the DIGEST of its content."""
-    digests = content_digests(batch)
-    arrays = [batch.column(name) for name in columns]
-    arrays += [pa.array(digests[:, 0]), pa.array(digests[:, 1])]
-    return pa.record_batch(arrays, names=[*columns, *DIGEST])
-
-
-def plain_types(rows: Any) -> Any:
-    """Rows whose columns have the few types for which Arrow has all functions."""
-    # Files that delta-rs rewrote hold views, for which it has few.
-    return rows.cast(pa.schema([(field.name, _plain_type(field.type)) for field in rows.schema]))
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if any(test(kind) for test in _TEXTS):
-        return pa.string()
-    if any(test(kind) for test in _BINARIES):
-        return pa.binary()
-    if any(test(kind) for test in _LISTS):
-        return pa.list_(pa.int64())
-    if pa.types.is_map(kind):
-        return pa.map_(pa.string(), pa.string())
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", "UTC")
-    return pa.int64() if pa.types.is_integer(kind) else kind
-
-
-# --- id_ranges:
-
-# Of all tables together; a message alone in its transaction has a row in each of four tables.
-RANGE_ROWS = 500_000
-# Every so many rows of a row group one id is kept, to tell where ranges begin.
-SAMPLE_ROWS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class IdRange:
-    """Transactions with an id from `first` on and before `end`; a row without id counts as ""."""
-
-    first: str = ""
-    end: str | None = None
-
-    @property
-    def is_everything(self) -> bool:
-        """Whether no row is outside."""
-        return not self.first and self.end is None
-
-    def holds(self, ids: pa.Array) -> pa.Array:
-        """Which ids are inside."""
-        inside = pc.greater_equal(ids, self.first)
-        if self.end is not None:
-            inside = pc.and_(inside, pc.less(ids, self.end))
-        return pc.fill_null(inside, not self.first)
-
-    def meets(self, extent: IdExtent) -> bool:
-        """Whether rows of a row group may be inside."""
-        return self.first <= extent.largest and (self.end is None or extent.smallest < self.end)
-
-
-@dataclass(frozen=True, slots=True)
-class IdExtent:
-    """The transaction ids of one row group of a data file; "" stands for a row without id.
-
-    Attributes:
-        row_group: its place in the file.
-        sample: one id for every SAMPLE_ROWS rows.
-        sample_rows: the rows that each id of the sample stands for.
-    """
-
-    row_group: int
-    smallest: str
-    largest: str
-    sample: Sequence[str]
-    sample_rows: float
-
-
-def id_extents(parquet: Any) -> Iterator[IdExtent]:
-    """The extents of an open Parquet file; an empty row group has none."""
-    if "transaction_id" not in parquet.schema_arrow.names:
-        return
-    for row_group in range(parquet.num_row_groups):
-        column = parquet.read_row_group(row_group, columns=["transaction_id"])["transaction_id"]
-        if len(column):
-            ids = pc.fill_null(column.cast(pa.string()), "")
-            sample = ids.take(pa.array(range(0, len(ids), SAMPLE_ROWS))).to_pylist()
-            ends = pc.min_max(ids).as_py()
-            yield IdExtent(row_group, ends["min"], ends["max"], sample, len(ids) / len(sample))
-
-
-def id_ranges(extents: Iterable[IdExtent]) -> list[IdRange]:
-    """Ranges of about RANGE_ROWS rows that together hold every id, the smallest ids first."""
-    starts = list(_starts(extents))
-    return [IdRange(first, end) for first, end in zip(["", *starts], [*starts, None], strict=True)]
-
-
-def _starts(extents: Iterable[IdExtent]) -> Iterator[str]:
-    """Where each range but the first begins; a transaction is never cut."""
-    sample = sorted((name, extent.sample_rows) for extent in extents for name in extent.sample)
-    rows, first = 0.0, sample[0][0] if sample else ""
-    for name, sample_rows in sample:
-        if rows >= RANGE_ROWS and name != first:
-            yield name
-            rows, first = 0.0, name
-        rows += sample_rows
-
-
-# --- tables:
 
 HALF_COLUMNS = (
     "transaction_id", "sequence", "message_id", "producer_group", "real_topic", "real_queue_id",
@@ -186,7 +50,96 @@ _ID = "transaction_id"
 _PARTITION = "partition."
 _ATTEMPTS = 5
 _PAUSE_S = 0.05
+# Of all tables together; a message alone in its transaction has a row in each of four tables.
+RANGE_ROWS = 500_000
+# Every so many rows of a row group one id is kept, to tell where ranges begin.
+SAMPLE_ROWS = 1_000
+_TEXTS = (pa.types.is_string_view, pa.types.is_large_string, pa.types.is_date)
+_BINARIES = (pa.types.is_binary_view, pa.types.is_large_binary)
+# Of numbers: no table of txmq has others.
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view)
+_BATCH_BYTES = 32 * 1024 * 1024
+_MAX_BATCH_ROWS = 65_536
+# Without a buffer Parquet reads all bodies of a row group at once.
+_BUFFER_BYTES = 4 * 1024 * 1024
 Result = TypeVar("Result")
+
+
+# --- ranges of transactions --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class IdRange:
+    """Transactions with an id from `first` on and before `end`; a row without id counts as ""."""
+
+    first: str = ""
+    end: str | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether no row is outside."""
+        return not self.first and self.end is None
+
+    def holds(self, ids: pa.Array) -> pa.Array:
+        """Flag the ids that are inside."""
+        inside = pc.greater_equal(ids, self.first)
+        if self.end is not None:
+            inside = pc.and_(inside, pc.less(ids, self.end))
+        return pc.fill_null(inside, not self.first)
+
+    def meets(self, extent: IdExtent) -> bool:
+        """Tell whether rows of a row group may be inside."""
+        return self.first <= extent.largest and (self.end is None or extent.smallest < self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class IdExtent:
+    """The transaction ids of one row group of a data file; "" stands for a row without id.
+
+    Attributes:
+        row_group: its place in the file.
+        sample: one id for every SAMPLE_ROWS rows.
+        sample_rows: the rows that each id of the sample stands for.
+    """
+
+    row_group: int
+    smallest: str
+    largest: str
+    sample: Sequence[str]
+    sample_rows: float
+
+
+def id_ranges(extents: Iterable[IdExtent]) -> list[IdRange]:
+    """Make ranges of about RANGE_ROWS rows that together hold every id, the smallest first."""
+    starts = list(_starts(extents))
+    return [IdRange(first, end) for first, end in zip(["", *starts], [*starts, None], strict=True)]
+
+
+def _starts(extents: Iterable[IdExtent]) -> Iterator[str]:
+    """Yield where each range but the first begins; a transaction is never cut."""
+    sample = sorted((name, extent.sample_rows) for extent in extents for name in extent.sample)
+    rows, first = 0.0, sample[0][0] if sample else ""
+    for name, sample_rows in sample:
+        if rows >= RANGE_ROWS and name != first:
+            yield name
+            rows, first = 0.0, name
+        rows += sample_rows
+
+
+def id_extents(parquet: Any) -> Iterator[IdExtent]:
+    """Yield the extents of an open Parquet file; an empty row group has none."""
+    if "transaction_id" not in parquet.schema_arrow.names:
+        return
+    for row_group in range(parquet.num_row_groups):
+        column = parquet.read_row_group(row_group, columns=["transaction_id"])["transaction_id"]
+        if len(column):
+            ids = pc.fill_null(column.cast(pa.string()), "")
+            sample = ids.take(pa.array(range(0, len(ids), SAMPLE_ROWS))).to_pylist()
+            ends = pc.min_max(ids).as_py()
+            yield IdExtent(row_group, ends["min"], ends["max"], sample, len(ids) / len(sample))
+
+
+# --- tables ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +160,7 @@ class PinnedTable:
     """
 
     def __init__(self, location: str, options: Mapping[str, str]) -> None:
-        """Open it; raises StoreNotFoundError or StorageError."""
+        """Open it. Raises: StoreNotFoundError, StorageError."""
         self.name = location.rsplit("/", 1)[-1]
         self._location, self._options = location, dict(options) or None
         self.ids = IdRange()
@@ -229,7 +182,7 @@ class PinnedTable:
         self._types = {field.name: field.type for field in schema}
 
     def within(self, ids: IdRange) -> PinnedTable:
-        """The same table, whose rows are those of a range of transactions."""
+        """Return the same table with the rows of one range of transactions only."""
         narrow = copy.copy(self)
         narrow.ids = ids
         return narrow
@@ -245,19 +198,19 @@ class PinnedTable:
         return str(self._handle.metadata().id)
 
     def mark(self, app_id: str) -> int:
-        """The number committed under `app_id`, or NOTHING."""
+        """Return the number committed under `app_id`, or NOTHING."""
         number = self._handle.transaction_version(app_id)
         return NOTHING if number is None else int(number)
 
     # --- rows ----------------------------------------------------------------------------------
 
     def rows(self, columns: Sequence[str], *, content: bool = False) -> pa.Table:
-        """All live rows; with `content`, also the DIGEST of what was sent."""
+        """Read all live rows; with `content`, also the DIGEST of what was sent."""
         names = [*columns, *DIGEST] if content else columns
         return self._table(self.batches(columns, content=content), names)
 
     def batches(self, columns: Sequence[str], *, content: bool = False) -> Iterator[pa.RecordBatch]:
-        """As `rows`, a few at a time."""
+        """Yield the same as `rows`, a few at a time."""
         for file in self._readable_files:
             if not content:
                 yield from self._file(file.path, file.partition, columns)
@@ -267,7 +220,7 @@ class PinnedTable:
                 yield with_digests(batch, columns)
 
     def appended(self, columns: Sequence[str]) -> pa.Table:
-        """Every row appended from `readable_from` on with its `_commit_version`.
+        """Read every row appended from `readable_from` on, with its `_commit_version`.
 
         Partition columns are not among `columns`.
         """
@@ -283,7 +236,7 @@ class PinnedTable:
             yield batch.append_column(COMMIT_VERSION, versions).select(list(columns))
 
     def _inserted_by(self, commit: Commit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """What a change feed calls inserted: of a commit with change files these alone count."""
+        """Yield what a change feed calls inserted; change files of a commit count alone."""
         for path in commit.change_files:
             for batch in self._file(path, {}, [*columns, _CHANGE_TYPE]):
                 inserted = batch.filter(pc.equal(batch[_CHANGE_TYPE], "insert"))
@@ -318,12 +271,12 @@ class PinnedTable:
         return sum(math.inf if count is None else count for count in counts)
 
     def extents(self) -> Iterator[IdExtent]:
-        """Which transactions are in the live files, by looking into each."""
+        """Yield which transactions are in the live files, by looking into each."""
         for file in self._readable_files:
             yield from self._extents(file.path)
 
     def file_problems(self) -> Iterator[tuple[str, str]]:
-        """Live files that are not what their commit says: path and problem."""
+        """Yield live files that are not what their commit says: path and problem."""
         for file in self._live_files:
             problem = self._file_problem(file)
             if problem:
@@ -356,7 +309,7 @@ class PinnedTable:
     def _file(
         self, path: str, partition: Mapping[str, Any], columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of the range in one file; a row group without any is not read."""
+        """Yield the rows of the range in one file; a row group without any is not read."""
         row_groups = self._row_groups(path)
         if row_groups == []:
             return
@@ -371,7 +324,7 @@ class PinnedTable:
                 yield rows.select(list(columns))
 
     def _row_groups(self, path: str) -> list[int] | None:
-        """Those that may hold rows of the range; None for all."""
+        """Return row groups that may hold rows of the range; None for all."""
         if self.ids.is_everything:
             return None
         return [extent.row_group for extent in self._extents(path) if self.ids.meets(extent)]
@@ -385,7 +338,7 @@ class PinnedTable:
     def _filled(
         self, batch: pa.RecordBatch, partition: Mapping[str, Any], columns: Sequence[str]
     ) -> pa.RecordBatch:
-        """Partition columns are in no file; others that it does not have are null, as in Delta."""
+        """Add columns that no file holds: of the partition, and nulls for others, as in Delta."""
         for name in columns:
             if name not in batch.schema.names:
                 value = pa.scalar(partition.get(name), self._types[name])
@@ -408,7 +361,7 @@ class PinnedTable:
 
 
 def table_names(location: str, folder: str, options: Mapping[str, str]) -> list[str]:
-    """The tables in a folder of a store, sorted."""
+    """List the tables in a folder of a store, sorted."""
     if "://" in location:
         handler = DeltaStorageHandler(location, dict(options) or None)
         filesystem: pa_fs.FileSystem = pa_fs.PyFileSystem(handler)
@@ -424,7 +377,7 @@ def table_names(location: str, folder: str, options: Mapping[str, str]) -> list[
 
 
 def _again(table: str, read: Callable[[], Result]) -> Result:
-    """A reader beside fast writers can meet a gap in the log; the next look succeeds."""
+    """Read again after a failure: beside fast writers a reader can meet a gap in the log."""
     failure: Exception | None = None
     for attempt in range(_ATTEMPTS):
         try:
@@ -434,3 +387,49 @@ def _again(table: str, read: Callable[[], Result]) -> Result:
             time.sleep(_PAUSE_S * attempt)
     problem = f"cannot be read ({type(failure).__name__}: {failure}); try again"
     raise StorageError(table, problem) from failure
+
+
+# --- columns -----------------------------------------------------------------------------------
+
+
+def open_parquet(source: Any) -> pq.ParquetFile:
+    """Open a data file so that a column is read in pieces."""
+    return pq.ParquetFile(
+        source, coerce_int96_timestamp_unit="us", pre_buffer=False, buffer_size=_BUFFER_BYTES
+    )
+
+
+def batch_rows(parquet: pq.ParquetFile) -> int:
+    """Return how many rows are about _BATCH_BYTES: one body may be a million others."""
+    metadata = parquet.metadata
+    sizes = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
+    row_bytes = max(1, sum(sizes) // max(1, metadata.num_rows))
+    return int(max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)))
+
+
+def with_digests(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Return `columns` of a batch, and the DIGEST of its content."""
+    digests = content_digests(batch)
+    arrays = [batch.column(name) for name in columns]
+    arrays += [pa.array(digests[:, 0]), pa.array(digests[:, 1])]
+    return pa.record_batch(arrays, names=[*columns, *DIGEST])
+
+
+def plain_types(rows: Any) -> Any:
+    """Cast columns to the few types for which Arrow has all functions."""
+    # Files that delta-rs rewrote hold views, for which it has few.
+    return rows.cast(pa.schema([(field.name, _plain_type(field.type)) for field in rows.schema]))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if any(test(kind) for test in _TEXTS):
+        return pa.string()
+    if any(test(kind) for test in _BINARIES):
+        return pa.binary()
+    if any(test(kind) for test in _LISTS):
+        return pa.list_(pa.int64())
+    if pa.types.is_map(kind):
+        return pa.map_(pa.string(), pa.string())
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC")
+    return pa.int64() if pa.types.is_integer(kind) else kind

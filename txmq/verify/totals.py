@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 import numpy as np
 import pyarrow as pa
 
-from txmq.verify.digests import ABSENT, UNSAID, Flags, Integers
+from txmq.verify.arrays import ABSENT, UNSAID, Flags, Integers
 from txmq.verify.fold import STATES
 from txmq.verify.picture import Picture
-from txmq.verify.queue_rows import QueueLog
+from txmq.verify.queues import QueueLog
 from txmq.verify.report import Findings, Lateness
 
 # Where a message that was sent may be.
@@ -36,21 +36,21 @@ class QueueSums:
         self._counts: dict[str, Counter[Queue]] = {place: Counter() for place in PLACES}
 
     def add_sent(self, picture: Picture) -> None:
-        """The messages of one range."""
+        """Count the messages of one range."""
         self._sent.update(_per_queue(picture, picture.halves.carries))
 
     def add(self, place: str, picture: Picture, messages: Flags) -> None:
-        """Those of them that are in one place."""
+        """Count those of them that are in one place."""
         self._counts[place].update(_per_queue(picture, messages))
 
     def add_published(self, topic: str, queues: Integers) -> None:
-        """Rows of a topic by the queue of each."""
+        """Count rows of a topic by the queue of each."""
         names, counts = np.unique(queues, return_counts=True)
         rows = zip(names.tolist(), counts.tolist(), strict=True)
         self._counts["published"].update({(topic, queue): count for queue, count in rows})
 
     def check(self, findings: Findings) -> None:
-        """I23: what was sent to a queue is somewhere, once."""
+        """Report queues whose messages are not each in one place (I23)."""
         for queue in sorted({*self._sent, *self._counts["published"]}):
             counts = [self._counts[place][queue] for place in PLACES]
             if self._sent[queue] != sum(counts):
@@ -70,19 +70,19 @@ class DeliveryTimes:
         self._newest_us = UNSAID
 
     def add_shown(self, late_us: Integers) -> None:
-        """How long after its time each row was shown."""
+        """Note how long after its time each row was shown."""
         self._late_us.append(late_us)
 
     def add_ended(self, asked_us: Integers) -> None:
-        """When the delay service asked to deliver."""
+        """Note when the delay service asked to deliver."""
         self._newest_us = max(self._newest_us, int(asked_us.max(initial=UNSAID)))
 
     def add_scheduled(self, due_us: Integers) -> None:
-        """When what still waits is due."""
+        """Note when what still waits is due."""
         self._scheduled_due_us.append(due_us[due_us != UNSAID])
 
     def lateness(self) -> Lateness:
-        """How long after their time delayed messages were shown."""
+        """Return how long after their time delayed messages were shown."""
         late_us = np.sort(np.concatenate(self._late_us))
         count = len(late_us)
         if not count:
@@ -92,7 +92,7 @@ class DeliveryTimes:
         return Lateness(count, p99_us / 1e6, max_us / 1e6)
 
     def count_overdue(self) -> int:
-        """What still waits though the delay service has delivered what was due later."""
+        """Count what still waits though the delay service has delivered what was due later."""
         due_us = np.concatenate(self._scheduled_due_us)
         return int((due_us <= self._newest_us).sum())
 

@@ -15,7 +15,7 @@ from tests.endurance.groups.crew import Crew, Deed
 from tests.endurance.groups.effects import create
 from tests.endurance.groups.outcome import Faults, Outcome
 from tests.endurance.groups.world import GROUPS, MAX_RECONSUME_TIMES, POISON, Group
-from tests.endurance.mix.mix import started
+from tests.endurance.harness import started
 from txmq.consumer.lag import lag_of_group
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.store.config import Config
@@ -195,7 +195,7 @@ def outcome(store: Store, folder: Path, crew: Crew, seconds: float) -> Outcome:
         commits_per_1000_messages=round(1000 * commits / max(handled, 1), 1),
         troubles=troubles(folder),
         faults=faults + Faults(unseen=sorted(notes.keys() ^ origins.keys())),
-        verify_violations=sum(one.violation_count for one in verify(store.location).results),
+        verify_violations=verify(store.location).violation_count,
     )
 
 

@@ -6,7 +6,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.endurance.harness import started
 from tests.endurance.mix.sender import GROUP, SHOWN, TOPICS, Listener
-from txmq.check.recheck import RecheckJob
+from tests.kit.truth import run_until_all_is_done
 from txmq.message.names import SCHEDULE_TOPIC
-from txmq.publish.delay import DelayService
-from txmq.publish.publisher import Publisher
+from txmq.ops.broker import Broker
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.verify import verify
@@ -114,13 +113,6 @@ class Brokers:
             self.running[number] = started(command, log), mark
 
 
-def started(command: Sequence[str], log: Any) -> subprocess.Popen[bytes]:
-    root = Path(__file__).parents[3]
-    return subprocess.Popen(
-        [sys.executable, "-m", *command], stdout=log, stderr=subprocess.STDOUT, cwd=root
-    )
-
-
 @dataclass(frozen=True)
 class Plan:
     """How many messages are sent in how long, and how often a broker is killed meanwhile."""
@@ -148,7 +140,8 @@ def run(folder: Path, plan: Plan) -> Outcome:
         assert [sender.wait() for sender in senders] == [0] * SENDERS
         # What is still to come comes by the brokers, or its lateness would say nothing.
         wait_until_delivered(store, brokers)
-    drain(store)
+    broker = Broker(store, listeners={GROUP: Listener()})
+    run_until_all_is_done(store, broker, DRAIN_WAIT_S)
     return compared(store, journals, brokers.kills, time.monotonic() - begin_s)
 
 
@@ -199,21 +192,6 @@ def scheduled(store: Store) -> int:
     return total - ended
 
 
-def drain(store: Store) -> None:
-    publisher, delay_service = Publisher(store), DelayService(store)
-    recheck = RecheckJob(store, listeners={GROUP: Listener()})
-    deadline_s = time.monotonic() + DRAIN_WAIT_S
-    while time.monotonic() < deadline_s:
-        publisher.run_once()
-        is_open = recheck.run_once().open_transactions
-        publisher.run_once()
-        waiting = delay_service.run_once().waiting
-        publisher.run_once()
-        if not is_open and not waiting:
-            return
-        time.sleep(POLL_S)
-
-
 # --- comparing ----------------------------------------------------------------------------------
 
 
@@ -237,7 +215,7 @@ def compared(store: Store, journals: Sequence[Path], kills: int, seconds: float)
         wrong=sorted(one for one in counts if content[one] != sent.get(one)),
         early=early,
         disordered=disordered(expected, shown),
-        verify_violations=sum(one.violation_count for one in verify(store.location).results),
+        verify_violations=verify(store.location).violation_count,
         delivered=len(late_s),
         lateness_p50_s=percentiles[0],
         lateness_p99_s=percentiles[1],

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kit import azure, s3
+from tests.kit import s3
+from tests.process.object_store import azure
 
 SERVERS = {"s3": s3.moto, "azure": azure.azurite}
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource, Halves, TransactionState, fold
 from txmq.message.lifecycle import fold_deliveries as expected_deliveries
+from txmq.verify.arrays import DIGEST
 from txmq.verify.deliveries import deliveries_of
-from txmq.verify.digests import DIGEST
 from txmq.verify.fates import SETTLED_STATES, fates_of
 from txmq.verify.halves import halves_of
 from txmq.verify.tables import CLAIM_COLUMNS, FACT_COLUMNS, HALF_COLUMNS

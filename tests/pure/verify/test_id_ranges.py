@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.verify import tables as id_ranges
+from txmq.verify import tables
 from txmq.verify.tables import IdRange, id_extents
 
 IDS = st.lists(st.none() | st.text("0123456789abcdef-é", max_size=3), min_size=1, max_size=30)
@@ -28,10 +28,10 @@ def test_every_id_is_in_one_range_and_in_a_row_group_that_meets_it(
     ids: list[str | None], rows: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(id_ranges, "RANGE_ROWS", rows)
-        patch.setattr(id_ranges, "SAMPLE_ROWS", 2)
+        patch.setattr(tables, "RANGE_ROWS", rows)
+        patch.setattr(tables, "SAMPLE_ROWS", 2)
         extents = list(id_extents(parquet_of(ids)))
-        ranges = id_ranges.id_ranges(extents)
+        ranges = tables.id_ranges(extents)
 
     held = [each.holds(pa.array(ids, pa.string())).to_pylist() for each in ranges]
     assert [sum(column) for column in zip(*held, strict=True)] == [1] * len(ids)
@@ -43,9 +43,9 @@ def test_every_id_is_in_one_range_and_in_a_row_group_that_meets_it(
 def test_range_is_about_as_large_as_it_should_be() -> None:
     ids = [f"{number:05}" for number in range(10_000)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(id_ranges, "RANGE_ROWS", 2_500)
-        patch.setattr(id_ranges, "SAMPLE_ROWS", 100)
-        ranges = id_ranges.id_ranges(id_extents(parquet_of(ids, 1_000)))
+        patch.setattr(tables, "RANGE_ROWS", 2_500)
+        patch.setattr(tables, "SAMPLE_ROWS", 100)
+        ranges = tables.id_ranges(id_extents(parquet_of(ids, 1_000)))
 
     assert ranges == [
         IdRange("", "02500"), IdRange("02500", "05000"), IdRange("05000", "07500"),
@@ -55,8 +55,8 @@ def test_range_is_about_as_large_as_it_should_be() -> None:
 
 def test_large_transaction_is_not_cut() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(id_ranges, "RANGE_ROWS", 3)
-        patch.setattr(id_ranges, "SAMPLE_ROWS", 1)
-        ranges = id_ranges.id_ranges(id_extents(parquet_of(["a", *["b"] * 9, "c"])))
+        patch.setattr(tables, "RANGE_ROWS", 3)
+        patch.setattr(tables, "SAMPLE_ROWS", 1)
+        ranges = tables.id_ranges(id_extents(parquet_of(["a", *["b"] * 9, "c"])))
 
     assert ranges == [IdRange("", "b"), IdRange("b", "c"), IdRange("c", None)]

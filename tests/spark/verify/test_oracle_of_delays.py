@@ -10,27 +10,23 @@ import pytest
 
 from tests.kit.delayed import (
     BUGS,
-    DelayBug,
     delayed,
-    delayed_store,
     deliver,
     ended,
     retained,
     shown,
 )
 from tests.kit.delayed import tomorrow as all_forgotten
+from tests.kit.planted import assert_named
 from tests.kit.random_store import random_store
 from tests.kit.stores import START, HandMadeStore
 from tests.oracle.agreement import both_reports, differences
 from txmq.message.names import SCHEDULE_TOPIC
-from txmq.verify import VerifyReport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-Reports = tuple[VerifyReport, VerifyReport]
 
 
 @pytest.fixture
@@ -38,27 +34,17 @@ def made(with_delays: HandMadeStore) -> HandMadeStore:
     return with_delays
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory, quick: SparkSession) -> Reports:
-    """What both say of one store with every bug."""
-    made = delayed_store(str(tmp_path_factory.mktemp("verify") / "ruined"))
+# That `verify` catches each is in tests/tables/verify/test_delayed.py.
+def test_both_agree_on_every_row_of_every_bug(made: HandMadeStore, quick: SparkSession) -> None:
     for bug in BUGS:
         bug.do(made)
-    return both_reports(made.location, quick)
 
+    reports = both_reports(made.location, quick)
 
-# That `verify` catches each is in tests/tables/verify/test_delayed.py.
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_oracle_catches_each_planted_bug(bug: DelayBug, reports: Reports) -> None:
-    for result in reports[1].results:
-        if result.invariant in bug.breaks:
-            ids = [violation.row_id for violation in result.violations]
-            assert any(bug.subject in row_id for row_id in ids), f"{result.invariant} names {ids}"
-
-
-def test_both_agree_on_every_row_of_every_bug(reports: Reports) -> None:
     assert differences(*reports) == ()
     assert reports[0].violation_count > len(BUGS)
+    for bug in BUGS:
+        assert_named(bug.subject, bug.breaks, reports[1])
 
 
 def test_what_retention_took_is_history_and_the_schedule_stands_for_halves_that_are_gone(

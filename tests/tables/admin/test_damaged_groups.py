@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.kit.builders import table_versions
-from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, wake
-from tests.kit.group_world import consumer, fail
+from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, fail, wake
+from tests.kit.consumer_world import retrying_consumer as consumer
 from txmq import ConsumerGroups
 from txmq.consumer.group import group_in
 from txmq.consumer.rules import EVERY_QUEUE

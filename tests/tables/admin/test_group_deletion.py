@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.builders import table_versions
-from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, offsets_of
+from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, fail, offsets_of
+from tests.kit.consumer_world import retrying_consumer as consumer
 from tests.kit.delay_world import TOPIC
-from tests.kit.group_world import consumer, fail
 from txmq import ConsumerGroups
 from txmq.consumer.group import group_in
 from txmq.consumer.lag import ConsumerLag, readable_groups

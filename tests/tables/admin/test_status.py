@@ -35,11 +35,6 @@ def made(clean: HandMadeStore) -> HandMadeStore:
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> HandMadeStore:
-    return HandMadeStore(str(tmp_path / "store"))
-
-
-@pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(milliseconds(START + timedelta(seconds=60)))
 

@@ -23,12 +23,11 @@ from txmq.message.lifecycle import TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.ops.admin.doctor import Doctor
 from txmq.ops.admin.status import Admin
-from txmq.ops.admin.upgrade import upgrade, upgrade_by
+from txmq.ops.admin.upgrade import NO_CHANGE, STEPS, Change, Step, TableShape, upgrade, upgrade_by
 from txmq.ops.broker import Broker
 from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
-from txmq.store.schemas import NO_CHANGE, STEPS, Change, Step, TableShape
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.verify import verify

@@ -174,7 +174,7 @@ def test_a_store_that_stands_still_never_is_told_so(
     life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = iter(range(1_000))
-    monkeypatch.setattr(pins, "_standing_still", lambda _: {"maintenance": next(numbers)})
+    monkeypatch.setattr(pins, "_still_versions", lambda _: {"maintenance": next(numbers)})
 
     with pytest.raises(BackupError, match="state/maintenance or state/set_aside changed"):
         back_up(life.store, str(tmp_path / "backup"))

@@ -27,6 +27,7 @@ from tests.kit.delayed import (
     tomorrow,
     waiting,
 )
+from tests.kit.planted import assert_named
 from tests.kit.stores import GROUP, START, Half, HandMadeStore, Op, Settled, halves, transaction_id
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.ops.cli.app import app
@@ -38,11 +39,6 @@ DAY_AFTER = (START + timedelta(days=1)).date().isoformat()
 @pytest.fixture
 def made(with_delays: HandMadeStore) -> HandMadeStore:
     return with_delays
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> HandMadeStore:
-    return HandMadeStore(str(tmp_path / "store"))
 
 
 def broken(report: VerifyReport) -> set[str]:
@@ -202,9 +198,7 @@ def test_bug_alone_breaks_just_what_it_should(made: HandMadeStore, bug: DelayBug
     report = verify(made.location)
 
     assert broken(report) == {*bug.breaks, *bug.also}, report.to_dict()["invariants"]
-    for result in report.results:
-        if result.invariant in bug.breaks:
-            assert any(bug.subject in one.row_id for one in result.violations)
+    assert_named(bug.subject, bug.breaks, report)
 
 
 # --- retention ------------------------------------------------------------------------------------

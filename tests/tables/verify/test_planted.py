@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.planted import BUGS, Bug, Filled, copied, filled, forget
+from tests.kit.planted import BUGS, Bug, Filled, assert_named, copied, filled, forget
 from txmq.verify import verify
 
 # One worker fills the store once.
@@ -32,10 +32,7 @@ def test_bug_alone_breaks_just_what_it_should(bug: Bug, copy: Filled) -> None:
     report = verify(copy.location)
 
     assert set(report.broken) == {*bug.breaks, *bug.also}
-    for result in report.results:
-        if result.invariant in bug.breaks:
-            ids = [violation.row_id for violation in result.violations]
-            assert any(subject in row_id for row_id in ids), f"{result.invariant} names {ids}"
+    assert_named(subject, bug.breaks, report)
 
 
 def test_what_nobody_forgot_is_missed(copy: Filled) -> None:

@@ -14,8 +14,7 @@ from tests.kit import planted
 from tests.kit.delayed import BUGS, delayed_store, retained, tomorrow
 from tests.kit.random_store import random_store
 from tests.kit.stores import GROUP, HandMadeStore, transaction_id
-from txmq.verify import DeltaMarkers, verify
-from txmq.verify import tables as id_ranges
+from txmq.verify import DeltaMarkers, tables, verify
 from txmq.verify.store import PinnedStore
 
 AT_ONCE, EACH_ALONE = 10**9, 1
@@ -26,8 +25,8 @@ def ranged(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets how many rows a range holds."""
 
     def set_rows(rows: int) -> None:
-        monkeypatch.setattr(id_ranges, "RANGE_ROWS", rows)
-        monkeypatch.setattr(id_ranges, "SAMPLE_ROWS", 1)
+        monkeypatch.setattr(tables, "RANGE_ROWS", rows)
+        monkeypatch.setattr(tables, "SAMPLE_ROWS", 1)
 
     return set_rows
 

@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 from tests.kit.stores import (
     DEAD,
     GROUP,
-    START,
     Half,
     HandMadeStore,
     Op,
@@ -29,11 +28,6 @@ from txmq.verify import VerifyReport, verify
 @pytest.fixture
 def made(clean: HandMadeStore) -> HandMadeStore:
     return clean
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> HandMadeStore:
-    return HandMadeStore(str(tmp_path / "store"))
 
 
 def broken(report: VerifyReport) -> set[str]:
@@ -247,23 +241,15 @@ def test_below_its_own_mark_a_topic_may_miss_nothing(empty: HandMadeStore) -> No
     assert rows_of(report, "I1") == [f"{transaction_id(1)}:0"]
 
 
-# --- planted bugs ---------------------------------------------------------------------------------
+# --- planted bugs: those that test_planted.py has not ---------------------------------------------
 
 
 def rolled_back_is_shown(made: HandMadeStore) -> None:
     made.publish("orders", *halves(2, "orders"), op_version=3)
 
 
-def last_end_wins(made: HandMadeStore) -> None:
-    made.publish("orders", *halves(5, "orders"), op_version=3)
-
-
 def row_is_doubled(made: HandMadeStore) -> None:
     made.publish("orders", *halves(10, "orders"), op_version=3)
-
-
-def row_is_lost(made: HandMadeStore) -> None:
-    made.remove("topics/orders", f"transaction_id = '{transaction_id(4)}'")
 
 
 def open_transaction_is_shown(made: HandMadeStore) -> None:
@@ -280,10 +266,6 @@ def wrong_group_is_shown(made: HandMadeStore) -> None:
     made.publish("orders", *halves(3, "orders"), op_version=version)
 
 
-def discarded_is_shown(made: HandMadeStore) -> None:
-    made.publish("orders", *halves(6, "orders"), op_version=3)
-
-
 def transaction_is_shown_in_part(made: HandMadeStore) -> None:
     both = halves(20, "orders", "orders")
     made.prepare(*both)
@@ -294,15 +276,6 @@ def transaction_is_shown_in_part(made: HandMadeStore) -> None:
 
 def one_topic_is_forgotten(made: HandMadeStore) -> None:
     made.remove("topics/stock", "true")
-
-
-def row_comes_from_nowhere(made: HandMadeStore) -> None:
-    made.publish("orders", Half(77, 0, message_count=1), op_version=3)
-
-
-def row_is_in_the_wrong_topic(made: HandMadeStore) -> None:
-    first, _ = halves(1, "orders", "stock")
-    made.publish("stock", first, op_version=1)
 
 
 def offset_is_skipped(made: HandMadeStore) -> None:
@@ -330,16 +303,8 @@ def body_is_cut_to_null(made: HandMadeStore) -> None:
     commit_another(made, changes={"body": None})
 
 
-def empty_properties_become_null(made: HandMadeStore) -> None:
-    commit_another(made, changes={"properties": None})
-
-
 def tags_and_keys_change_places(made: HandMadeStore) -> None:
     commit_another(made, changes={"tags": "key-20", "keys": None})
-
-
-def birth_time_is_altered(made: HandMadeStore) -> None:
-    commit_another(made, changes={"born_timestamp": START - timedelta(days=1)})
 
 
 def queue_is_altered(made: HandMadeStore) -> None:
@@ -354,24 +319,8 @@ def row_names_another_commit(made: HandMadeStore) -> None:
     commit_another(made, changes={"op_version": 3})
 
 
-def row_names_another_life(made: HandMadeStore) -> None:
-    commit_another(made, changes={"life": 1})
-
-
-def dead_letter_is_doubled(made: HandMadeStore) -> None:
-    made.bury(*halves(6, "orders"), op_version=3)
-
-
-def dead_letter_is_lost(made: HandMadeStore) -> None:
-    made.remove(f"topics/{DEAD}", f"transaction_id = '{transaction_id(6)}'")
-
-
 def dead_letters_are_missing_altogether(made: HandMadeStore) -> None:
     made.remove(f"topics/{DEAD}", "true")
-
-
-def committed_is_among_the_dead(made: HandMadeStore) -> None:
-    made.bury(*halves(4, "orders"), op_version=3)
 
 
 def open_is_among_the_dead(made: HandMadeStore) -> None:
@@ -402,24 +351,6 @@ def transaction_is_out_of_order(made: HandMadeStore) -> None:
     made.publish("orders", both[1], both[0], op_version=version)
 
 
-def fact_is_settled_twice(made: HandMadeStore) -> None:
-    made.settle(Settled(2, "ROLLED_BACK", 1, 1), mark=3)
-
-
-def fact_is_settled_wrongly(made: HandMadeStore) -> None:
-    made.settle(Settled(3, "COMMITTED", 3, 20), mark=3)
-
-
-def fact_is_missing(made: HandMadeStore) -> None:
-    made.remove("settled", f"transaction_id = '{transaction_id(2)}'")
-
-
-def fact_lies_beyond_the_mark(made: HandMadeStore) -> None:
-    made.prepare(*halves(20, "orders"))
-    version = made.claim(Op(20, "ROLLBACK"))
-    made.settle(Settled(20, "ROLLED_BACK", version), mark=3)
-
-
 def fact_has_no_half(made: HandMadeStore) -> None:
     made.settle(Settled(99, "COMMITTED", 2, 6), mark=3)
 
@@ -438,42 +369,25 @@ def contradicting_halves_are_shown(made: HandMadeStore) -> None:
 
 
 PLANTED: list[tuple[Callable[[HandMadeStore], None], set[str]]] = [
-    (rolled_back_is_shown, {"I2", "I23"}),
-    (last_end_wins, {"I2", "I23"}),
     (row_is_doubled, {"I3", "I23"}),
-    (row_is_lost, {"I1", "I23"}),
-    (open_transaction_is_shown, {"I5", "I23"}),
     (incomplete_transaction_is_shown, {"I5", "I23"}),
     (wrong_group_is_shown, {"I5", "I10", "I23"}),
-    (discarded_is_shown, {"I11", "I23"}),
     (transaction_is_shown_in_part, {"I1", "I13", "I23"}),
     (one_topic_is_forgotten, {"I1", "I13", "I23"}),
-    (row_comes_from_nowhere, {"I4", "I23"}),
-    (row_is_in_the_wrong_topic, {"I3", "I4", "I14", "I23"}),
     (offset_is_skipped, {"I23"}),
     (offset_is_taken_twice, {"I3", "I21"}),
     (body_is_altered, {"I16"}),
     (body_is_cut_to_null, {"I16"}),
-    (empty_properties_become_null, {"I16"}),
     (tags_and_keys_change_places, {"I16"}),
-    (birth_time_is_altered, {"I16"}),
     (queue_is_altered, {"I16", "I21", "I23"}),
     (message_id_is_altered, {"I16"}),
     (row_names_another_commit, {"I10"}),
-    (row_names_another_life, {"I10"}),
-    (dead_letter_is_doubled, {"I3", "I14"}),
-    (dead_letter_is_lost, {"I19", "I23"}),
     (dead_letters_are_missing_altogether, {"I19", "I23"}),
-    (committed_is_among_the_dead, {"I11"}),
     (open_is_among_the_dead, {"I19"}),
     (dead_letter_names_another_life, {"I19"}),
     (dead_letter_comes_from_nowhere, {"I4"}),
     (queue_is_out_of_order, {"I14"}),
     (transaction_is_out_of_order, {"I14"}),
-    (fact_is_settled_twice, {"I10"}),
-    (fact_is_settled_wrongly, {"I10"}),
-    (fact_is_missing, {"I10"}),
-    (fact_lies_beyond_the_mark, {"I21"}),
     (fact_has_no_half, {"I4"}),
     (complete_transaction_is_hidden_as_incomplete, {"I1", "I10", "I23"}),
     (contradicting_halves_are_shown, {"I5", "I10", "I23", "I28"}),

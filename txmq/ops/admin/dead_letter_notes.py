@@ -1,4 +1,7 @@
-"""Notes about the dead letters of a group: one JSON value in `state/dead_letters_<group>`."""
+"""Which dead letters of a group are meant, and the notes about them: what was purged and replayed.
+
+The notes of a group are one JSON value in `state/dead_letters_<group>`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ from txmq.message.names import check_stored_group
 from txmq.store.store import Store
 from txmq.store.tables import DEAD_LETTERS
 
-# --- chosen_letters:
+Offsets = npt.NDArray[np.int64]
+PURGED, REPLAYED = "purged", "replayed"
+AUDIT_ENTRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Chosen:
             raise InvalidMessageError("before", "has no time zone; write datetime(..., tzinfo=UTC)")
 
     def of(self, rows: pa.Table) -> pa.Table:
-        """The chosen rows. Raises: MessageNotFoundError, TransactionNotFoundError."""
+        """Return the chosen rows. Raises: MessageNotFoundError, TransactionNotFoundError."""
         if self.everything:
             return rows
         if self.before is not None:
@@ -67,14 +72,6 @@ def check_chosen(chosen: object) -> None:
         raise InvalidMessageError("chosen", f"must be a Chosen, not {type(chosen).__name__}")
 
 
-# --- dead_letter_notes:
-
-Offsets = npt.NDArray[np.int64]
-
-PURGED, REPLAYED = "purged", "replayed"
-AUDIT_ENTRIES = 100
-
-
 class DeadLettersValue(TypedDict):
     """The value of the register of the dead letters of a group."""
 
@@ -84,7 +81,7 @@ class DeadLettersValue(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Notes:
     """The offsets that were purged, the offsets that were replayed, and the last changes."""
 
     purged: OffsetRanges
@@ -96,15 +93,15 @@ class DeadLetterNotes:
     """Reads and adds notes; the first note creates the table."""
 
     def __init__(self, store: Store, consumer_group: str) -> None:
-        """`consumer_group` is its stored name; open nothing yet. Raises: InvalidNameError."""
+        """Open nothing yet; `consumer_group` is a stored name. Raises: InvalidNameError."""
         self._store, self._group = store, consumer_group
         self._name = DEAD_LETTERS + check_stored_group(consumer_group, "consumer_group")
 
-    def read(self) -> Noted:
-        """All notes; 0 commits. Raises: StorageError."""
+    def read(self) -> Notes:
+        """Read all notes; 0 commits. Raises: StorageError."""
         register = self._store.tables.register(self._name, DeadLettersValue)
         value = register.read().value if register.exists else {}
-        return Noted(
+        return Notes(
             OffsetRanges.from_value(value.get(PURGED, ())),
             OffsetRanges.from_value(value.get(REPLAYED, ())),
             value.get("audit", ()),
@@ -143,6 +140,12 @@ def _with(
     return {**value, what: ranges.with_offsets(offsets).to_value(), "audit": audit}
 
 
+def offsets_of(rows: pa.Table) -> Offsets:
+    """Return the column `queue_offset` of `rows`."""
+    offsets: Offsets = rows["queue_offset"].to_numpy().astype(np.int64)
+    return offsets
+
+
 @dataclass(frozen=True, slots=True)
 class OffsetRanges:
     """Ordered ranges of offsets with gaps between them; each ends before its second number."""
@@ -151,15 +154,15 @@ class OffsetRanges:
 
     @classmethod
     def from_value(cls, value: Iterable[Sequence[int]]) -> OffsetRanges:
-        """From a value of `to_value`."""
+        """Read what `to_value` returned."""
         return cls(tuple((int(first), int(end)) for first, end in value))
 
     def to_value(self) -> list[list[int]]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return [list(bounds) for bounds in self.ranges]
 
     def with_offsets(self, offsets: Offsets) -> OffsetRanges:
-        """These ranges and more offsets, in any order."""
+        """Add offsets in any order."""
         if not len(offsets):
             return self
         ordered = np.unique(offsets)
@@ -169,7 +172,7 @@ class OffsetRanges:
         return OffsetRanges(_merged(sorted([*self.ranges, *runs])))
 
     def holding(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
-        """Which of `offsets` are in a range."""
+        """Tell of each of `offsets` whether it is in a range."""
         if not self.ranges:
             return np.zeros(len(offsets), dtype=np.bool_)
         first, end = np.array(self.ranges, dtype=np.int64).T
@@ -178,7 +181,7 @@ class OffsetRanges:
         return is_in_range
 
     def end_of(self, offset: int) -> int:
-        """The first offset from `offset` on that is in no range."""
+        """Return the first offset from `offset` on that is in no range."""
         return next((end for first, end in self.ranges if first <= offset < end), offset)
 
 
@@ -191,9 +194,3 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             merged.append((first, end))
     return tuple(merged)
-
-
-def offsets_of(rows: pa.Table) -> Offsets:
-    """The column `queue_offset` of `rows`."""
-    offsets: Offsets = rows["queue_offset"].to_numpy().astype(np.int64)
-    return offsets

@@ -1,7 +1,7 @@
 """Dead letters of a consumer group: list, show, send again, purge.
 
 A message cannot be removed from the middle of a topic, whose offsets have no gaps. So the offset of
-a purged message is noted in `state/dead_letters_<group>`, which hides it. A file leaves the table
+a purged message is notes in `state/dead_letters_<group>`, which hides it. A file leaves the table
 once all messages up to its end are purged.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -54,7 +54,7 @@ from txmq.ops.admin.dead_letter_notes import (
     REPLAYED,
     Chosen,
     DeadLetterNotes,
-    Noted,
+    Notes,
     Offsets,
     check_chosen,
     offsets_of,
@@ -63,8 +63,6 @@ from txmq.ops.admin.messages import body_values
 from txmq.producer.once import KeyedMessage, OnceSender
 from txmq.producer.routing import MessageRouter, RoutedMessage
 from txmq.store.store import Store, check_store
-
-# --- replay:
 
 MESSAGES_A_COMMIT = 5_000
 BYTES_A_COMMIT = 64 * 1024 * 1024
@@ -79,153 +77,6 @@ _COLUMNS = (
     "born_timestamp",
     "body",
 )
-
-
-class ReplayTarget(enum.StrEnum):
-    """Where dead letters are sent again: to their group alone, or to all readers of the topic."""
-
-    RETRY = "retry"
-    TOPIC = "topic"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
-    """What a replay did, or would do.
-
-    Attributes:
-        topics: how many messages went to each topic.
-        skipped: how many of the chosen messages an earlier replay has sent.
-    """
-
-    consumer_group: str
-    reason: str
-    topics: Mapping[str, int]
-    skipped: int
-    is_written: bool
-
-    @property
-    def messages(self) -> int:
-        """How many were sent, or would be."""
-        return sum(self.topics.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**plain(self), "messages": self.messages}
-
-
-class Replay:
-    """Sends dead letters of one group to one target; each message once, whoever repeats it."""
-
-    def __init__(
-        self,
-        store: Store,
-        consumer_group: str,
-        dead_letters: ReadTable,
-        target: ReplayTarget,
-        clock: Clock,
-    ) -> None:
-        """Open nothing yet. `dead_letters` is the dead-letter topic of the stored group name."""
-        self._store, self._group, self._table = store, consumer_group, dead_letters
-        self._target, self._clock = target, clock
-
-    def topic_of(self, properties: Mapping[str, str]) -> str:
-        """The stored name of the topic that a dead letter with these properties goes to.
-
-        Raises: InvalidMessageError where the letter does not name its first topic.
-        """
-        if self._target is ReplayTarget.RETRY:
-            return retry_topic(self._group)
-        origin = properties.get(ORIGIN_TOPIC)
-        if origin is None:
-            problem = "is missing, so the first topic is unknown; replay it to the retry topic"
-            raise InvalidMessageError(ORIGIN_TOPIC, problem)
-        return origin
-
-    def send(self, offsets: Offsets, operator_reason: str) -> Iterator[Offsets]:
-        """Send the messages at `offsets`; yields the offsets that each pair of commits sent.
-
-        Commits: one to half and one to op for 5,000 messages or 64 MiB. Raises: as
-        `DeadLetters.replay`; a repeated call sends only what is missing.
-        """
-        sender = OnceSender(self._store, self._group, RETRY_GROUP, self._clock)
-        router = MessageRouter(self._store)
-        for rows in self._batches(offsets):
-            messages = [self._keyed_message(row, router) for row in python_rows(rows)]
-            sender.send(messages, operator_reason=operator_reason)
-            yield offsets_of(rows)
-
-    def _batches(self, offsets: Offsets) -> Iterator[pa.Table]:
-        """The rows at these offsets with their bodies, file by file, in batches of one commit."""
-        chosen = pa.array(offsets)
-        ranges = self._table.ranges("queue_offset")
-        for part in sorted(ranges, key=lambda part: -1 if part.low is None else part.low):
-            rows = self._table.read([part.file], _COLUMNS)
-            rows = rows.filter(pc.is_in(rows["queue_offset"], value_set=chosen))
-            yield from _batches_of(rows.sort_by("queue_offset"))
-
-    def _keyed_message(self, row: Mapping[str, Any], router: MessageRouter) -> KeyedMessage:
-        properties = dict(row["properties"] or ())
-        message = Message.as_stored(
-            topic=self.topic_of(properties),
-            body=row["body"],
-            tags=row["tags"],
-            keys=row["keys"],
-            properties=self._replayed_properties(properties),
-            sharding_key=row["sharding_key"],
-        )
-        is_retry = self._target is ReplayTarget.RETRY
-        return KeyedMessage(
-            f"replay\n{row['message_id']}",
-            milliseconds(row["store_timestamp"]),
-            message,
-            0 if is_retry else _queue(message, properties, router),
-            milliseconds(row["born_timestamp"]),
-        )
-
-    def _replayed_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
-        if self._target is ReplayTarget.TOPIC:
-            dropped = RETRY_PROPERTIES - {ORIGIN_MESSAGE_ID, EFFECT_TABLES}
-            kept = {name: value for name, value in properties.items() if name not in dropped}
-            return {**kept, **self._first_places(properties)}
-        dropped = frozenset([DEAD_LETTER_ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_MESSAGE_ID])
-        kept = {name: value for name, value in properties.items() if name not in dropped}
-        # A replayed message starts again with all of its retries.
-        return {**kept, RECONSUME_TIMES: "0"}
-
-    def _first_places(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Other groups have not had the message there, so the place is this group's alone."""
-        places, origin = first_places(properties), origin_place(properties)
-        if origin is not None:
-            places.setdefault(self._group, origin)
-        return {FIRST_PLACES: first_places_text(places)} if places else {}
-
-
-def _batches_of(rows: pa.Table) -> Iterator[pa.Table]:
-    """Rows in their order, cut where one commit would exceed its count or its bytes."""
-    sizes = pc.fill_null(pc.binary_length(rows["body"]), 0).to_numpy()
-    batch = np.maximum(
-        np.cumsum(sizes) // BYTES_A_COMMIT, np.arange(len(sizes)) // MESSAGES_A_COMMIT
-    )
-    for number in np.unique(batch):
-        yield rows.filter(pa.array(batch == number))
-
-
-def _queue(message: Message, properties: Mapping[str, str], router: MessageRouter) -> int:
-    """The queue of its sharding key, else its first queue. Raises: as `DeadLetters.replay`."""
-    router.check_topic(message.topic)
-    router.check_writable(message.topic)
-    schema = router.body_schema(message.topic)
-    if schema is not None:
-        schema.check(message.topic, message.body)
-    if message.sharding_key is not None:
-        return router.queues_of([RoutedMessage(message)], in_turn=False)[0]
-    origin = properties.get(ORIGIN_QUEUE_ID, "")
-    count = router.queue_count(message.topic)
-    return int(origin) % count if origin.isdecimal() else 0
-
-
-# --- dead_letters:
-
 _PLACE = ("message_id", "queue_offset", "store_timestamp")
 _CONTENT = (*_PLACE, "tags", "keys", "properties", "sharding_key", "born_timestamp")
 
@@ -260,10 +111,42 @@ class DeadLetter:
     body: bytes | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a body that is not UTF-8 text is in base64."""
+        """Return plain values, for JSON; a body that is not UTF-8 text is in base64."""
         values = plain(replace(self, body=None))
         del values["body"]
         return values if self.body is None else {**values, **body_values(self.body)}
+
+
+class ReplayTarget(enum.StrEnum):
+    """Where dead letters are sent again: to their group alone, or to all readers of the topic."""
+
+    RETRY = "retry"
+    TOPIC = "topic"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What a replay did, or would do.
+
+    Attributes:
+        topics: how many messages went to each topic.
+        skipped: how many of the chosen messages an earlier replay has sent.
+    """
+
+    consumer_group: str
+    reason: str
+    topics: Mapping[str, int]
+    skipped: int
+    is_written: bool
+
+    @property
+    def messages(self) -> int:
+        """How many were sent, or would be."""
+        return sum(self.topics.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**plain(self), "messages": self.messages}
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +161,7 @@ class PurgeResult(Plain):
 
 
 class DeadLetters:
-    """The dead letters of one consumer group; needs no Spark.
+    """Lists, shows, sends again and purges the dead letters of one consumer group; needs no Spark.
 
     Args:
         store: the store of the group.
@@ -306,7 +189,7 @@ class DeadLetters:
     # --- queries ------------------------------------------------------------------------------
 
     def all(self, *, max_count: int | None = None) -> tuple[DeadLetter, ...]:
-        """The dead letters that were not purged, without their bodies.
+        """List the dead letters that were not purged, without their bodies.
 
         Args:
             max_count: the first so many only.
@@ -320,12 +203,12 @@ class DeadLetters:
         """
         if max_count is not None:
             check_max_messages(max_count, "max_count")
-        noted = self._notes.read()
-        rows = self._rows(noted, _CONTENT).slice(0, max_count)
-        return tuple(_letters(rows, noted))
+        notes = self._notes.read()
+        rows = self._rows(notes, _CONTENT).slice(0, max_count)
+        return tuple(_letters(rows, notes))
 
     def between(self, start: int, end: int) -> tuple[DeadLetter, ...]:
-        """Those of `all` with an offset from `start` on and below `end`; for pages of a long list.
+        """List those of `all` from the offset `start` on and below `end`; for pages of a long list.
 
         Reads: of topics/DLQ_<group> the files that may hold them. Commits: 0.
 
@@ -336,23 +219,23 @@ class DeadLetters:
             raise ConfigError([problem])
         if not self._table.exists():
             return ()
-        noted, offsets = self._notes.read(), pa.array(range(start, end), pa.int64())
+        notes, offsets = self._notes.read(), pa.array(range(start, end), pa.int64())
         rows = self._table.refresh().rows_of("queue_offset", offsets, _CONTENT)
-        return tuple(_letters(self._visible(rows, noted), noted))
+        return tuple(_letters(self._visible(rows, notes), notes))
 
     def first_offset(self, start: int) -> int:
-        """The first offset from `start` on that was not purged. Reads: state/dead_letters_<group>.
+        """Return the first offset from `start` on that was not purged.
 
-        Commits: 0. Raises: StorageError.
+        Reads: state/dead_letters_<group>. Commits: 0. Raises: StorageError.
         """
         return self._notes.read().purged.end_of(start)
 
     def count(self) -> int:
-        """How many dead letters were not purged. Reads, commits, raises: as `all`."""
+        """Count the dead letters that were not purged. Reads, commits, raises: as `all`."""
         return int(self._rows(self._notes.read(), _PLACE).num_rows)
 
     def show(self, message_id: str, *, with_body: bool = False) -> DeadLetter:
-        """One dead letter, with its body if `with_body`.
+        """Read one dead letter, with its body if `with_body`.
 
         Reads, commits: as `all`.
 
@@ -361,14 +244,14 @@ class DeadLetters:
             TransactionNotFoundError: `message_id` is not a message id.
             StorageError: a table cannot be read.
         """
-        noted = self._notes.read()
+        notes = self._notes.read()
         columns = (*_CONTENT, "body") if with_body else _CONTENT
         files = self._files_of([message_address(message_id)[0]])
-        rows = Chosen((message_id,)).of(self._visible(self._read(files, columns), noted))
-        return next(_letters(rows, noted))
+        rows = Chosen((message_id,)).of(self._visible(self._read(files, columns), notes))
+        return next(_letters(rows, notes))
 
     def audit(self) -> tuple[Mapping[str, Any], ...]:
-        """The last hundred changes by operators, oldest first.
+        """Read the last hundred changes by operators, oldest first.
 
         Each has `what` (purged or replayed), `at`, `reason` with the name of the OS user, and
         `messages`, their number. Reads: state/dead_letters_<group>. Commits: 0. Raises:
@@ -413,16 +296,16 @@ class DeadLetters:
             CommitConflictError, StorageError: a table cannot be read or written.
         """
         check_chosen(chosen)
-        signed, noted = signed_reason(reason), self._notes.read()
+        signed, notes = signed_reason(reason), self._notes.read()
         # Nothing is left of an erased one, so there is nothing to send.
-        rows = without_erased(chosen.of(self._rows(noted, (*_PLACE, "properties"))))
-        waiting = rows.filter(pa.array(~noted.replayed.holding(offsets_of(rows))))
+        rows = without_erased(chosen.of(self._rows(notes, (*_PLACE, "properties"))))
+        waiting = rows.filter(pa.array(~notes.replayed.holding(offsets_of(rows))))
         replay = Replay(self._store, self.consumer_group, self._table, to, self._clock)
         properties = python_values(waiting["properties"])
         topics = Counter(shown_name(replay.topic_of(dict(pairs or ()))) for pairs in properties)
         if apply and waiting.num_rows:
-            for sent in replay.send(offsets_of(waiting), signed):
-                self._notes.add(REPLAYED, sent, signed, self._clock.now_ms())
+            for offsets in replay.send(offsets_of(waiting), signed):
+                self._notes.add(REPLAYED, offsets, signed, self._clock.now_ms())
         skipped = rows.num_rows - waiting.num_rows
         group = shown_name(self.consumer_group)
         return ReplayResult(group, signed, dict(topics), skipped, is_written=apply)
@@ -451,8 +334,8 @@ class DeadLetters:
             CommitConflictError, StorageError: a table cannot be read or written.
         """
         check_chosen(chosen)
-        signed, noted = signed_reason(reason), self._notes.read()
-        offsets = offsets_of(chosen.of(self._rows(noted, _PLACE)))
+        signed, notes = signed_reason(reason), self._notes.read()
+        offsets = offsets_of(chosen.of(self._rows(notes, _PLACE)))
         files = 0
         if apply:
             if len(offsets):
@@ -463,9 +346,9 @@ class DeadLetters:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def _rows(self, noted: Noted, columns: Sequence[str]) -> pa.Table:
+    def _rows(self, notes: Notes, columns: Sequence[str]) -> pa.Table:
         files = self._table.refresh().files() if self._table.exists() else []
-        return self._visible(self._read(files, columns), noted)
+        return self._visible(self._read(files, columns), notes)
 
     def _read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
         if not self._table.exists():
@@ -480,14 +363,14 @@ class DeadLetters:
         ids = pa.array(transaction_ids, pa.string())
         return self._table.refresh().files_holding("transaction_id", ids)
 
-    def _visible(self, rows: pa.Table, noted: Noted) -> pa.Table:
-        kept = rows.filter(pa.array(~noted.purged.holding(offsets_of(rows))))
-        return kept.sort_by("queue_offset")
+    def _visible(self, rows: pa.Table, notes: Notes) -> pa.Table:
+        rows = rows.filter(pa.array(~notes.purged.holding(offsets_of(rows))))
+        return rows.sort_by("queue_offset")
 
     # --- purge --------------------------------------------------------------------------------
 
     def _drop_files(self) -> int:
-        """Remove the files before the first kept message; returns how many."""
+        """Remove the files before the first kept message; return how many."""
         if not self._table.exists():
             return 0
         self._table.refresh()
@@ -505,7 +388,7 @@ class DeadLetters:
         return len(purged)
 
     def _purged_files(self, published: int) -> list[tuple[DataFile, int]]:
-        """Files up to the first kept message, each with its newest op version."""
+        """List the files up to the first kept message, each with its newest op version."""
         offsets = self._table.ranges("queue_offset")
         if not offsets or any(span.low is None or span.high is None for span in offsets):
             return []
@@ -518,8 +401,23 @@ class DeadLetters:
         ]
 
 
+def _letters(rows: pa.Table, notes: Notes) -> Iterator[DeadLetter]:
+    is_replayed = notes.replayed.holding(offsets_of(rows)).tolist()
+    for row, flag in zip(python_rows(rows), is_replayed, strict=True):
+        properties = dict(row["properties"] or ())
+        origin = properties.get(ORIGIN_TOPIC)
+        yield DeadLetter(
+            **{**row, "properties": properties},
+            origin_topic=None if origin is None else shown_name(origin),
+            origin_message_id=properties.get(ORIGIN_MESSAGE_ID),
+            reconsume_times=sent_back_times(properties),
+            reason=properties.get(RECONSUME_REASON),
+            is_replayed=flag,
+        )
+
+
 def groups_with_dead_letters(store: Store) -> list[str]:
-    """The stored names of the consumer groups that have a dead-letter topic. Commits: 0."""
+    """List the stored names of consumer groups that have a dead-letter topic. Commits: 0."""
     topics = store.topics()
     return [
         name.removeprefix(DEAD_LETTER_PREFIX)
@@ -528,22 +426,117 @@ def groups_with_dead_letters(store: Store) -> list[str]:
     ]
 
 
-# --- rows -----------------------------------------------------------------------------------------
+# --- replay ---------------------------------------------------------------------------------------
 
 
-def _letters(rows: pa.Table, noted: Noted) -> Iterator[DeadLetter]:
-    is_replayed = noted.replayed.holding(offsets_of(rows)).tolist()
-    for row, flag in zip(python_rows(rows), is_replayed, strict=True):
+class Replay:
+    """Sends dead letters of one group to one target; each message once, whoever repeats it."""
+
+    def __init__(
+        self,
+        store: Store,
+        consumer_group: str,
+        dead_letters: ReadTable,
+        target: ReplayTarget,
+        clock: Clock,
+    ) -> None:
+        """Open nothing yet. `dead_letters` is the dead-letter topic of the stored group name."""
+        self._store, self._group, self._table = store, consumer_group, dead_letters
+        self._target, self._clock = target, clock
+
+    def topic_of(self, properties: Mapping[str, str]) -> str:
+        """Return the stored name of the topic that a dead letter with these properties goes to.
+
+        Raises: InvalidMessageError where the letter does not name its first topic.
+        """
+        if self._target is ReplayTarget.RETRY:
+            return retry_topic(self._group)
+        origin = properties.get(ORIGIN_TOPIC)
+        if origin is None:
+            problem = "is missing, so the first topic is unknown; replay it to the retry topic"
+            raise InvalidMessageError(ORIGIN_TOPIC, problem)
+        return origin
+
+    def send(self, offsets: Offsets, operator_reason: str) -> Iterator[Offsets]:
+        """Send the messages at `offsets`; yield the offsets that each pair of commits sent.
+
+        Commits: one to half and one to op for 5,000 messages or 64 MiB. Raises: as
+        `DeadLetters.replay`; a repeated call sends only what is missing.
+        """
+        sender = OnceSender(self._store, self._group, RETRY_GROUP, self._clock)
+        router = MessageRouter(self._store)
+        for rows in self._batches(offsets):
+            messages = [self._keyed_message(row, router) for row in python_rows(rows)]
+            sender.send(messages, operator_reason=operator_reason)
+            yield offsets_of(rows)
+
+    def _batches(self, offsets: Offsets) -> Iterator[pa.Table]:
+        """Read the rows at these offsets with their bodies, in batches of one commit."""
+        values = pa.array(offsets)
+        ranges = self._table.ranges("queue_offset")
+        for span in sorted(ranges, key=lambda span: -1 if span.low is None else span.low):
+            rows = self._table.read([span.file], _COLUMNS)
+            rows = rows.filter(pc.is_in(rows["queue_offset"], value_set=values))
+            yield from _batches_of(rows.sort_by("queue_offset"))
+
+    def _keyed_message(self, row: Mapping[str, Any], router: MessageRouter) -> KeyedMessage:
         properties = dict(row["properties"] or ())
-        yield DeadLetter(
-            **{**row, "properties": properties},
-            origin_topic=_shown(properties.get(ORIGIN_TOPIC)),
-            origin_message_id=properties.get(ORIGIN_MESSAGE_ID),
-            reconsume_times=sent_back_times(properties),
-            reason=properties.get(RECONSUME_REASON),
-            is_replayed=flag,
+        message = Message.as_stored(
+            topic=self.topic_of(properties),
+            body=row["body"],
+            tags=row["tags"],
+            keys=row["keys"],
+            properties=self._replayed_properties(properties),
+            sharding_key=row["sharding_key"],
+        )
+        is_retry = self._target is ReplayTarget.RETRY
+        return KeyedMessage(
+            f"replay\n{row['message_id']}",
+            milliseconds(row["store_timestamp"]),
+            message,
+            0 if is_retry else _queue(message, properties, router),
+            milliseconds(row["born_timestamp"]),
         )
 
+    def _replayed_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
+        if self._target is ReplayTarget.TOPIC:
+            own = _without(properties, RETRY_PROPERTIES - {ORIGIN_MESSAGE_ID, EFFECT_TABLES})
+            return {**own, **self._first_places(properties)}
+        own = _without(properties, {DEAD_LETTER_ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_MESSAGE_ID})
+        # A replayed message starts again with all of its retries.
+        return {**own, RECONSUME_TIMES: "0"}
 
-def _shown(topic: str | None) -> str | None:
-    return None if topic is None else shown_name(topic)
+    def _first_places(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """Add the place where this group had the message; other groups have not had it there."""
+        places, origin = first_places(properties), origin_place(properties)
+        if origin is not None:
+            places.setdefault(self._group, origin)
+        return {FIRST_PLACES: first_places_text(places)} if places else {}
+
+
+def _without(properties: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in properties.items() if name not in names}
+
+
+def _batches_of(rows: pa.Table) -> Iterator[pa.Table]:
+    """Cut rows, in their order, where one commit would exceed its count or its bytes."""
+    sizes = pc.fill_null(pc.binary_length(rows["body"]), 0).to_numpy()
+    batch = np.maximum(
+        np.cumsum(sizes) // BYTES_A_COMMIT, np.arange(len(sizes)) // MESSAGES_A_COMMIT
+    )
+    for number in np.unique(batch):
+        yield rows.filter(pa.array(batch == number))
+
+
+def _queue(message: Message, properties: Mapping[str, str], router: MessageRouter) -> int:
+    """Return the queue of its sharding key, else its first one. Raises: as `DeadLetters.replay`."""
+    router.check_topic(message.topic)
+    router.check_writable(message.topic)
+    schema = router.body_schema(message.topic)
+    if schema is not None:
+        schema.check(message.topic, message.body)
+    if message.sharding_key is not None:
+        return router.queues_of([RoutedMessage(message)], in_turn=False)[0]
+    origin = properties.get(ORIGIN_QUEUE_ID, "")
+    count = router.queue_count(message.topic)
+    return int(origin) % count if origin.isdecimal() else 0

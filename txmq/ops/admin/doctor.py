@@ -1,4 +1,4 @@
-"""What ails a store, as far as a quick look shows it."""
+"""Looks at a store for what needs a hand: its tables, its progress, its brokers, this machine."""
 
 from __future__ import annotations
 
@@ -56,8 +56,6 @@ from txmq.store.store_clock import CLOCK_FOLDER, FAR_MS, StoreClock
 from txmq.store.stored_settings import HOW_TO_MOVE, as_yaml, ignored_names
 from txmq.store.tables import CONSUMER_GROUP, STATE
 
-# --- findings:
-
 GRANT = "grant it to who runs a broker (docs/security.md)"
 RESTORE = "restore it from a backup; run txmq verify"
 _GROUPS = STATE + CONSUMER_GROUP
@@ -70,6 +68,19 @@ _CURES: dict[type[TxmqError], str] = {
     BucketNotFoundError: "look at the location of the store, or make the bucket",
     StoreFullError: "make room; writes are refused when it is full, and nothing is lost",
     StorageUnavailableError: _LATER,
+}
+FREE_BYTES_MIN = 1024**3
+WRITERS = 4
+# A package, its versions, and the extra that brings it.
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:;\s*extra == ['\"](\w+)['\"])?$")
+_LIMIT = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
+# Maintenance and writers both make checkpoints; a log without them is read ever more slowly.
+CHECKPOINTS_MISSED = 10
+UPGRADE = "bring all processes of the older txmq to this one, then txmq upgrade LOCATION --apply"
+# What txmq sets at the start, and why it must stay.
+_PROPERTIES = {
+    "delta.enableExpiredLogCleanup": "other programs may remove commits that readers need",
+    "delta.enableChangeDataFeed": "streams of Spark do not see its commits",
 }
 
 
@@ -106,364 +117,6 @@ class Diagnosis(Plain):
     ignored_settings: str
 
 
-def restore_of(path: str) -> str:
-    """What to do about a damaged table."""
-    if not path.startswith(_GROUPS):
-        return RESTORE
-    group = shown_name(path.removeprefix(_GROUPS))
-    return f"{RESTORE}; or give its offsets up: txmq groups delete LOCATION {group}"
-
-
-def cure_of(error: TxmqError, otherwise: str = RESTORE) -> str:
-    """What to do about an error: only what may be damaged is restored."""
-    return _CURES.get(type(error), _LATER if error.retryable else otherwise)
-
-
-def told(where: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """What a look finds; where it fails, what it found up to there and the failure."""
-    try:
-        yield from look()
-    except TxmqError as error:
-        yield Finding(where, str(error), cure_of(error, restore_of(where)))
-
-
-# --- machine_findings:
-
-FREE_BYTES_MIN = 1024**3
-WRITERS = 4
-# A package, its versions, and the extra that brings it.
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:;\s*extra == ['\"](\w+)['\"])?$")
-_LIMIT = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
-
-
-# --- programs and space ---------------------------------------------------------------------------
-
-
-def findings_of_programs(store: Store) -> Iterator[Finding]:
-    """Packages of another version than txmq was made for, Java, free space."""
-    for name, versions, has in _unfit_packages():
-        step = f"pip install '{name}{versions}'"
-        yield Finding(f"package {name}", f"is {has}, txmq needs {versions}", step)
-    if find_spec("pyspark") is not None and find_java() is None:
-        problem = f"Spark is installed, and no Java {OLDEST_JAVA} or newer is found"
-        yield Finding("Java", problem, "pip install 'txmq[java]', or txmq serve --no-spark")
-    if not store.is_remote:
-        free = shutil.disk_usage(store.location).free
-        if free < FREE_BYTES_MIN:
-            problem = f"{free:,} bytes are free, less than {FREE_BYTES_MIN:,}"
-            step = "make room; writes are refused when it is full, and nothing is lost"
-            yield Finding("disk", problem, step)
-
-
-def _unfit_packages() -> Iterator[tuple[str, str, str]]:
-    for text in _requirements():
-        match = _REQUIREMENT.match(text)
-        if match is None or match[3] not in (None, "spark"):
-            continue
-        try:
-            has = metadata.version(match[1])
-        except metadata.PackageNotFoundError:
-            continue
-        if not is_within(has, match[2]):
-            yield match[1], match[2].strip(), has
-
-
-def _requirements() -> list[str]:
-    try:
-        return metadata.requires("txmq") or []
-    except metadata.PackageNotFoundError:
-        # It runs from a checkout.
-        return []
-
-
-def is_within(version: str, limits: str) -> bool:
-    """Whether a version keeps its limits, such as `>=1.6.6,<1.7`."""
-    has = _numbers(version)
-    for sign, text in _LIMIT.findall(limits):
-        if (has < _numbers(text)) is (sign == ">="):
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    numbers = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
-    return tuple(numbers + [0] * (3 - len(numbers)))
-
-
-# --- probes ---------------------------------------------------------------------------------------
-
-
-def findings_of_probes(store: Store, clock: Clock | None = None) -> Iterator[Finding]:
-    """Writes a small file in `clock/`, and removes it: rights, exclusive writes, the clock."""
-    yield from StorageProbe(store).findings()
-    own = clock or SystemClock()
-    try:
-        ahead_ms = own.now_ms() - StoreClock(store, clock).now_ms()
-    except StorageError:
-        # The rights are missing that were just named.
-        return
-    if abs(ahead_ms) > FAR_MS:
-        side = "ahead of" if ahead_ms > 0 else "behind"
-        problem = f"this machine's clock is {abs(ahead_ms) / 1000:,.1f} s {side} the store's"
-        yield Finding("clock", problem, "set it by NTP; ages and latencies are wrong until then")
-
-
-class StorageProbe:
-    """Tries on one small file what a broker does to its tables."""
-
-    def __init__(self, store: Store, objects: Objects | None = None) -> None:
-        """Write nothing yet."""
-        self._objects = objects or Objects(store.location, store.storage_options)
-        self._filesystem = rooted_filesystem(store.location, store.storage_options)
-        self._name = f"doctor-{uuid.uuid4()}"
-        self._path = f"{CLOCK_FOLDER}/{self._name}"
-
-    def findings(self) -> Iterator[Finding]:
-        """What is refused, or is not exclusive; the file is gone afterwards."""
-        winners, problem = self._written()
-        if problem is not None:
-            yield _refused(f"files cannot be written: {problem}", problem)
-            # A writer that was refused may have written all the same.
-            yield from self._without_the_file(is_there=winners > 0)
-            return
-        if winners != 1:
-            who = f"{winners} of {WRITERS} writers made the same file"
-            step = "do not use this place: commits would overwrite each other (docs/places.md)"
-            yield Finding("storage", f"{who}, so two may make the same commit", step)
-        for what, is_so in {"read": self._is_read, "listed": self._is_listed}.items():
-            is_done, problem = self._tried(is_so)
-            if not is_done:
-                said = problem or "it is not there"
-                yield _refused(f"a new file cannot be {what}: {said}", problem)
-        yield from self._without_the_file(is_there=True)
-
-    def _without_the_file(self, *, is_there: bool) -> Iterator[Finding]:
-        _, problem = self._tried(self._deleted)
-        if problem is not None and is_there:
-            left = f"files cannot be deleted: {problem}; {self._path} stays"
-            found = _refused(left, problem)
-            yield replace(found, next_step=f"{found.next_step}; else maintenance cleans nothing")
-
-    def _tried(self, step: Callable[[], int]) -> tuple[int, StorageError | None]:
-        try:
-            with translated(CLOCK_FOLDER):
-                return step(), None
-        except StorageError as error:
-            return 0, error
-
-    def _written(self) -> tuple[int, StorageError | None]:
-        """How many of several writers at once made the file, and why one of them could not try."""
-        with ThreadPoolExecutor(WRITERS) as pool:
-            outcomes = list(pool.map(self._put, range(WRITERS)))
-        problems = [problem for _, problem in outcomes if problem is not None]
-        return sum(made for made, _ in outcomes), next(iter(problems), None)
-
-    def _put(self, number: int) -> tuple[int, StorageError | None]:
-        return self._tried(lambda: self._objects.put_new(self._path, b"%d" % number))
-
-    def _is_read(self) -> int:
-        with self._filesystem.open_input_file(self._path) as file:
-            return len(file.read())
-
-    def _is_listed(self) -> int:
-        return self._name in self._objects.names(CLOCK_FOLDER)
-
-    def _deleted(self) -> int:
-        self._filesystem.delete_file(self._path)
-        return 1
-
-
-def _refused(said: str, error: StorageError | None) -> Finding:
-    """A step that failed: a matter of rights, unless the error names another cause."""
-    step = GRANT if error is None else cure_of(error, otherwise=GRANT)
-    return Finding("rights" if step == GRANT else "storage", said, step)
-
-
-# --- store_findings:
-
-
-def findings_of_settings(store: Store) -> Iterator[Finding]:
-    """Settings that nobody loads, and pairs that do not fit each other."""
-    for name in ignored_names(store.ignored):
-        problem = "stands in the store's own settings and could act, so nobody loads it"
-        yield Finding(name, problem, f"if you trust it, {HOW_TO_MOVE}")
-    yield from _misfits(store.config)
-
-
-def _misfits(config: Config) -> Iterator[Finding]:
-    look_s, timeout_s = config.check_trigger_interval_s, config.transaction_timeout_s
-    if look_s > timeout_s:
-        problem = f"is {look_s:g} s, longer than transaction_timeout_s ({timeout_s:g} s)"
-        step = "make it shorter: transactions are asked about that much too late"
-        yield Finding("check_trigger_interval_s", problem, step)
-    recheck_s, log_s = config.recheck_interval_s, config.log_reserved_time_s
-    if recheck_s > log_s:
-        problem = f"is {recheck_s:g} s, longer than log_reserved_time_s ({log_s:g} s)"
-        step = "make it shorter: else each recheck reads the whole logs"
-        yield Finding("recheck_interval_s", problem, step)
-
-
-def findings_of_strange_paths(store: Store) -> Iterator[Finding]:
-    """Folders that look like a topic or a group, and can be none."""
-    for path in store.tables.strange_paths():
-        problem = "has a name that no topic and no group can have, so nothing reads it"
-        yield Finding(path, problem, "find out who made it, and move it out of the store")
-
-
-def findings_of_order(store: Store) -> Iterator[Finding]:
-    """Tables that are newer than others that they refer to, as in a copy that was made by hand."""
-    try:
-        faults = order_faults(sight_of(store.tables))
-    except TxmqError:
-        # A table that cannot be read is a finding of its own.
-        return
-    for fault in faults:
-        problem = f"is newer than {fault.older}: {fault.problem}"
-        yield Finding(fault.newer, problem, fault.next_step)
-
-
-def findings_of_needs(store: Store, clock: Clock) -> Iterator[Finding]:
-    """Find what needs an operator by the figures of the store."""
-    silent = _silent_groups(store, clock)
-    try:
-        figures = Figures.of(Admin(store, clock=clock).status())
-    except TxmqError:
-        # What cannot be read is a finding of its own; the registers tell what they can.
-        yield from _of_registers(store, clock)
-        figures = Figures(store.location, timestamp(clock.now_ms()))
-    yield from _of(replace(figures, silent=sum(silent.values()), silent_groups=silent))
-
-
-def _of(figures: Figures) -> Iterator[Finding]:
-    for need in needs_of(figures):
-        yield Finding(need.where, need.problem, need.next_step)
-
-
-def _of_registers(store: Store, clock: Clock) -> Iterator[Finding]:
-    nothing = Figures(store.location, timestamp(clock.now_ms()))
-    yield from told("state/publisher", partial(_of_publisher, store, nothing, clock.now_ms()))
-    yield from told("state/set_aside", lambda: _of(replace(nothing, set_aside=set_aside(store))))
-
-
-def _of_publisher(store: Store, nothing: Figures, now_ms: int) -> Iterator[Finding]:
-    value = store.tables.register("publisher", PublishProgress).read().value
-    yield from _of(replace(nothing, parked=parked_topics(value.get("parked", {}))))
-    done = value.get("low_water_version", NOTHING)
-    yield from told("op", partial(_of_lag, store, nothing, done, now_ms))
-
-
-def _of_lag(store: Store, nothing: Figures, done: int, now_ms: int) -> Iterator[Finding]:
-    lag = lag_of(store.tables.op_log(), done, now_ms)
-    yield from _of(replace(nothing, published=lag, has_broker=bool(_living(store, now_ms))))
-
-
-def findings_of_brokers(store: Store, now_ms: int) -> Iterator[Finding]:
-    """Brokers that did not stop in order, and brokers of two versions."""
-    entries = read_brokers(store.tables).entries.values()
-    for entry in sorted(entries, key=lambda one: one.seen_ms):
-        if entry.is_gone(now_ms):
-            seen = timestamp(entry.seen_ms).isoformat(sep=" ", timespec="seconds")
-            said = "says that it was seen at" if entry.is_to_come(now_ms) else "was seen last at"
-            problem = f"{printable(entry.name)} {said} {seen} and did not stop in order"
-            step = "look at its log, and whether it must run; its entry goes after a day"
-            yield Finding("brokers", problem, step)
-    versions = sorted({entry.version for entry in _living(store, now_ms)})
-    if len(versions) > 1:
-        problem = f"run with different versions of txmq: {', '.join(versions)}"
-        yield Finding("brokers", problem, "bring the older ones to the newest version")
-
-
-def _living(store: Store, now_ms: int) -> list[BrokerEntry]:
-    try:
-        entries = read_brokers(store.tables).entries.values()
-    except TxmqError:
-        # This is a finding of its own.
-        return []
-    return [entry for entry in entries if not entry.is_gone(now_ms)]
-
-
-def findings_of_readers(store: Store) -> Iterator[Finding]:
-    """Consumer groups behind what retention has left."""
-    lags = ConsumerLag(store)
-    for group in group_names(store):
-        path = f"state/{CONSUMER_GROUP}{group}"
-        yield from told(path, partial(_of_group, store, lags, group))
-
-
-def _of_group(store: Store, lags: ConsumerLag, group: str) -> Iterator[Finding]:
-    behind: dict[str, list[QueueLag]] = {}
-    for queue in lags.of_group(group):
-        if queue.lag:
-            behind.setdefault(queue.topic, []).append(queue)
-    lost = {topic: _lost(store, topic, queues) for topic, queues in sorted(behind.items())}
-    for topic, count in lost.items():
-        if count:
-            problem = f"retention removed {count:,} messages of {shown_name(topic)} unread"
-            step = "let the group read more often, or keep the topic longer: txmq topics alter"
-            yield Finding(f"group {shown_name(group)}", problem, step)
-
-
-def _lost(store: Store, topic: str, queues: list[QueueLag]) -> int:
-    """How many messages retention removed unread; one look at the topic."""
-    first = TopicOffsets(store, topic).first({queue.queue_id for queue in queues})
-    return sum(max(0, first[queue.queue_id] - queue.next_offset) for queue in queues)
-
-
-def _silent_groups(store: Store, clock: Clock) -> Counter[str]:
-    """Count the open transactions that nobody answers for, by producer group."""
-    try:
-        rows = open_transactions(store, clock=clock)
-    except TxmqError:
-        # A log that cannot be read is a finding of its own.
-        return Counter()
-    silent = rows.filter(pc.equal(rows["reason"], Reason.NO_LISTENER.value))
-    return Counter(silent["producer_group"].to_pylist())
-
-
-# --- table_findings:
-
-# Maintenance and writers both make checkpoints; a log without them is read ever more slowly.
-CHECKPOINTS_MISSED = 10
-UPGRADE = "bring all processes of the older txmq to this one, then txmq upgrade LOCATION --apply"
-# What txmq sets at the start, and why it must stay.
-_PROPERTIES = {
-    "delta.enableExpiredLogCleanup": "other programs may remove commits that readers need",
-    "delta.enableChangeDataFeed": "streams of Spark do not see its commits",
-}
-
-
-def findings_of_table(path: str, table: Table, checkpoint_interval: int) -> Iterator[Finding]:
-    """What needs a hand; `checkpoint_interval` is the one of the store."""
-    try:
-        files = table.files()
-        properties = table.properties()
-        missed = log_files(table).since_checkpoint(table.version)
-    except TxmqError as error:
-        yield Finding(path, str(error), cure_of(error, restore_of(path)))
-        return
-    version = int(properties[SCHEMA_VERSION_PROPERTY])
-    if version < SCHEMA_VERSION:
-        problem = f"has schema version {version}, this txmq makes {SCHEMA_VERSION}"
-        yield Finding(path, f"{problem}: an older txmq may write beside this one", UPGRADE)
-    for file in files:
-        try:
-            inside(file.path)
-        except TxmqError as error:
-            step = "find out who wrote this commit; restore the table to the version before it"
-            yield Finding(path, str(error), step)
-    for name, value in table.schema.properties(checkpoint_interval).items():
-        if name in _PROPERTIES and properties.get(name) != value:
-            problem = f"its property {name} is {properties.get(name)!r}: {_PROPERTIES[name]}"
-            yield Finding(path, problem, f"set it: SET TBLPROPERTIES ('{name}' = '{value}')")
-    if missed > CHECKPOINTS_MISSED * checkpoint_interval:
-        problem = f"has had no checkpoint for {missed:,} commits, one is due each"
-        step = "run a broker or txmq maintenance, and look at why it fails"
-        yield Finding(path, f"{problem} {checkpoint_interval:,}", step)
-
-
-# --- doctor:
-
-
 class Doctor:
     """Looks at a store, its brokers and readers, and this machine; `txmq verify` proves more.
 
@@ -498,13 +151,13 @@ class Doctor:
         now_ms = clock.now_ms()
         paths = store.tables.table_paths()
         findings = [
-            *told("settings", partial(findings_of_settings, store)),
+            *with_failure("settings", partial(findings_of_settings, store)),
             *(finding for path in paths for finding in self._of_table(path)),
             *findings_of_strange_paths(store),
             *findings_of_order(store),
             *findings_of_needs(store, clock),
-            *told("state/brokers", partial(findings_of_brokers, store, now_ms)),
-            *told("consumer groups", partial(findings_of_readers, store)),
+            *with_failure("state/brokers", partial(findings_of_brokers, store, now_ms)),
+            *with_failure("consumer groups", partial(findings_of_readers, store)),
             *findings_of_programs(store),
             *(findings_of_probes(store, self._clock) if probes else ()),
         ]
@@ -515,9 +168,8 @@ class Doctor:
         table = self._store.tables.table_at(path)
         yield from findings_of_table(path, table, self._store.config.checkpoint_interval)
         if path.startswith(STATE):
-            yield from told(
-                path, partial(_without_findings, Register(table, form_of(path.removeprefix(STATE))))
-            )
+            register = Register(table, form_of(path.removeprefix(STATE)))
+            yield from with_failure(path, partial(_without_findings, register))
 
 
 def _without_findings(register: Register) -> tuple[Finding, ...]:
@@ -525,3 +177,349 @@ def _without_findings(register: Register) -> tuple[Finding, ...]:
     if register.exists:
         register.read()
     return ()
+
+
+def with_failure(where: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Yield what a look finds; if it fails, what it found up to there and the failure."""
+    try:
+        yield from look()
+    except TxmqError as error:
+        yield Finding(where, str(error), cure_of(error, restore_of(where)))
+
+
+def cure_of(error: TxmqError, otherwise: str = RESTORE) -> str:
+    """Say what to do about an error: only what may be damaged is restored."""
+    return _CURES.get(type(error), _LATER if error.retryable else otherwise)
+
+
+def restore_of(path: str) -> str:
+    """Say what to do about a damaged table."""
+    if not path.startswith(_GROUPS):
+        return RESTORE
+    group = shown_name(path.removeprefix(_GROUPS))
+    return f"{RESTORE}; or give its offsets up: txmq groups delete LOCATION {group}"
+
+
+# --- settings and tables --------------------------------------------------------------------------
+
+
+def findings_of_settings(store: Store) -> Iterator[Finding]:
+    """Find settings that nobody loads, and pairs that do not fit each other."""
+    for name in ignored_names(store.ignored):
+        problem = "stands in the store's own settings and could act, so nobody loads it"
+        yield Finding(name, problem, f"if you trust it, {HOW_TO_MOVE}")
+    yield from _misfit_settings(store.config)
+
+
+def _misfit_settings(config: Config) -> Iterator[Finding]:
+    look_s, timeout_s = config.check_trigger_interval_s, config.transaction_timeout_s
+    if look_s > timeout_s:
+        problem = f"is {look_s:g} s, longer than transaction_timeout_s ({timeout_s:g} s)"
+        step = "make it shorter: transactions are asked about that much too late"
+        yield Finding("check_trigger_interval_s", problem, step)
+    recheck_s, log_s = config.recheck_interval_s, config.log_reserved_time_s
+    if recheck_s > log_s:
+        problem = f"is {recheck_s:g} s, longer than log_reserved_time_s ({log_s:g} s)"
+        step = "make it shorter: else each recheck reads the whole logs"
+        yield Finding("recheck_interval_s", problem, step)
+
+
+def findings_of_table(path: str, table: Table, checkpoint_interval: int) -> Iterator[Finding]:
+    """Find what is wrong with a table; `checkpoint_interval` is the one of the store."""
+    try:
+        files = table.files()
+        properties = table.properties()
+        missed = log_files(table).since_checkpoint(table.version)
+    except TxmqError as error:
+        yield Finding(path, str(error), cure_of(error, restore_of(path)))
+        return
+    version = int(properties[SCHEMA_VERSION_PROPERTY])
+    if version < SCHEMA_VERSION:
+        problem = f"has schema version {version}, this txmq makes {SCHEMA_VERSION}"
+        yield Finding(path, f"{problem}: an older txmq may write beside this one", UPGRADE)
+    for file in files:
+        try:
+            inside(file.path)
+        except TxmqError as error:
+            step = "find out who wrote this commit; restore the table to the version before it"
+            yield Finding(path, str(error), step)
+    for name, value in table.schema.properties(checkpoint_interval).items():
+        if name in _PROPERTIES and properties.get(name) != value:
+            problem = f"its property {name} is {properties.get(name)!r}: {_PROPERTIES[name]}"
+            yield Finding(path, problem, f"set it: SET TBLPROPERTIES ('{name}' = '{value}')")
+    if missed > CHECKPOINTS_MISSED * checkpoint_interval:
+        problem = f"has had no checkpoint for {missed:,} commits, one is due each"
+        step = "run a broker or txmq maintenance, and look at why it fails"
+        yield Finding(path, f"{problem} {checkpoint_interval:,}", step)
+
+
+def findings_of_strange_paths(store: Store) -> Iterator[Finding]:
+    """Find folders that look like a topic or a group, and can be none."""
+    for path in store.tables.strange_paths():
+        problem = "has a name that no topic and no group can have, so nothing reads it"
+        yield Finding(path, problem, "find out who made it, and move it out of the store")
+
+
+def findings_of_order(store: Store) -> Iterator[Finding]:
+    """Find tables that are newer than others that they refer to, as in a copy made by hand."""
+    try:
+        faults = order_faults(sight_of(store.tables))
+    except TxmqError:
+        # A table that cannot be read is a finding of its own.
+        return
+    for fault in faults:
+        problem = f"is newer than {fault.older}: {fault.problem}"
+        yield Finding(fault.newer, problem, fault.next_step)
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+def findings_of_needs(store: Store, clock: Clock) -> Iterator[Finding]:
+    """Find what needs an operator by the figures of the store."""
+    silent = _silent_groups(store, clock)
+    figures = Figures(store.location, timestamp(clock.now_ms()))
+    try:
+        figures = Figures.of(Admin(store, clock=clock).status())
+    except TxmqError:
+        # What cannot be read is a finding of its own; the registers tell what they can.
+        yield from _needs_of_registers(store, figures, clock.now_ms())
+    yield from _findings_of(replace(figures, silent=sum(silent.values()), silent_groups=silent))
+
+
+def _silent_groups(store: Store, clock: Clock) -> Counter[str]:
+    """Count the open transactions that nobody answers for, by producer group."""
+    try:
+        rows = open_transactions(store, clock=clock)
+    except TxmqError:
+        # A log that cannot be read is a finding of its own.
+        return Counter()
+    silent = rows.filter(pc.equal(rows["reason"], Reason.NO_LISTENER.value))
+    return Counter(silent["producer_group"].to_pylist())
+
+
+def _needs_of_registers(store: Store, nothing: Figures, now_ms: int) -> Iterator[Finding]:
+    """Find what needs an operator by each register that can be read."""
+
+    def waiting() -> Iterator[Finding]:
+        return _findings_of(replace(nothing, set_aside=set_aside(store)))
+
+    of_publisher = partial(_needs_of_publisher, store, nothing, now_ms)
+    yield from with_failure("state/publisher", of_publisher)
+    yield from with_failure("state/set_aside", waiting)
+
+
+def _needs_of_publisher(store: Store, nothing: Figures, now_ms: int) -> Iterator[Finding]:
+    value = store.tables.register("publisher", PublishProgress).read().value
+    yield from _findings_of(replace(nothing, parked=parked_topics(value.get("parked", {}))))
+    version = value.get("low_water_version", NOTHING)
+    yield from with_failure("op", partial(_needs_of_lag, store, nothing, version, now_ms))
+
+
+def _needs_of_lag(store: Store, nothing: Figures, version: int, now_ms: int) -> Iterator[Finding]:
+    lag, has_broker = lag_of(store.tables.op_log(), version, now_ms), bool(_living(store, now_ms))
+    yield from _findings_of(replace(nothing, published=lag, has_broker=has_broker))
+
+
+def _findings_of(figures: Figures) -> Iterator[Finding]:
+    for need in needs_of(figures):
+        yield Finding(need.where, need.problem, need.next_step)
+
+
+# --- brokers and consumer groups ------------------------------------------------------------------
+
+
+def findings_of_brokers(store: Store, now_ms: int) -> Iterator[Finding]:
+    """Find brokers that did not stop in order, and brokers of two versions."""
+    entries = read_brokers(store.tables).entries.values()
+    for entry in sorted(entries, key=lambda entry: entry.seen_ms):
+        if entry.is_gone(now_ms):
+            seen = timestamp(entry.seen_ms).isoformat(sep=" ", timespec="seconds")
+            was = "says that it was seen at" if entry.is_to_come(now_ms) else "was seen last at"
+            problem = f"{printable(entry.name)} {was} {seen} and did not stop in order"
+            step = "look at its log, and whether it must run; its entry goes after a day"
+            yield Finding("brokers", problem, step)
+    versions = sorted({entry.version for entry in _living(store, now_ms)})
+    if len(versions) > 1:
+        problem = f"run with different versions of txmq: {', '.join(versions)}"
+        yield Finding("brokers", problem, "bring the older ones to the newest version")
+
+
+def _living(store: Store, now_ms: int) -> list[BrokerEntry]:
+    try:
+        entries = read_brokers(store.tables).entries.values()
+    except TxmqError:
+        # This is a finding of its own.
+        return []
+    return [entry for entry in entries if not entry.is_gone(now_ms)]
+
+
+def findings_of_readers(store: Store) -> Iterator[Finding]:
+    """Find consumer groups that are behind what retention has left."""
+    lags = ConsumerLag(store)
+    for group in group_names(store):
+        path = f"state/{CONSUMER_GROUP}{group}"
+        yield from with_failure(path, partial(_of_group, store, lags, group))
+
+
+def _of_group(store: Store, lags: ConsumerLag, group: str) -> Iterator[Finding]:
+    behind: dict[str, list[QueueLag]] = {}
+    for queue in lags.of_group(group):
+        if queue.lag:
+            behind.setdefault(queue.topic, []).append(queue)
+    lost = {topic: _lost(store, topic, queues) for topic, queues in sorted(behind.items())}
+    for topic, count in lost.items():
+        if count:
+            problem = f"retention removed {count:,} messages of {shown_name(topic)} unread"
+            step = "let the group read more often, or keep the topic longer: txmq topics alter"
+            yield Finding(f"group {shown_name(group)}", problem, step)
+
+
+def _lost(store: Store, topic: str, queues: list[QueueLag]) -> int:
+    """Count the messages that retention removed unread; one look at the topic."""
+    first = TopicOffsets(store, topic).first({queue.queue_id for queue in queues})
+    return sum(max(0, first[queue.queue_id] - queue.next_offset) for queue in queues)
+
+
+# --- this machine ---------------------------------------------------------------------------------
+
+
+def findings_of_programs(store: Store) -> Iterator[Finding]:
+    """Find packages of a version that txmq is not made for, a missing Java, little free space."""
+    for name, versions, installed in _unfit_packages():
+        step = f"pip install '{name}{versions}'"
+        yield Finding(f"package {name}", f"is {installed}, txmq needs {versions}", step)
+    if find_spec("pyspark") is not None and find_java() is None:
+        problem = f"Spark is installed, and no Java {OLDEST_JAVA} or newer is found"
+        yield Finding("Java", problem, "pip install 'txmq[java]', or txmq serve --no-spark")
+    if not store.is_remote:
+        free = shutil.disk_usage(store.location).free
+        if free < FREE_BYTES_MIN:
+            problem = f"{free:,} bytes are free, less than {FREE_BYTES_MIN:,}"
+            step = "make room; writes are refused when it is full, and nothing is lost"
+            yield Finding("disk", problem, step)
+
+
+def _unfit_packages() -> Iterator[tuple[str, str, str]]:
+    """Yield packages with the versions that txmq needs and the one that is installed."""
+    for text in _requirements():
+        match = _REQUIREMENT.match(text)
+        if match is None or match[3] not in (None, "spark"):
+            continue
+        try:
+            installed = metadata.version(match[1])
+        except metadata.PackageNotFoundError:
+            continue
+        if not is_within(installed, match[2]):
+            yield match[1], match[2].strip(), installed
+
+
+def _requirements() -> list[str]:
+    try:
+        return metadata.requires("txmq") or []
+    except metadata.PackageNotFoundError:
+        # It runs from a checkout.
+        return []
+
+
+def is_within(version: str, limits: str) -> bool:
+    """Tell whether a version keeps its limits, such as `>=1.6.6,<1.7`."""
+    numbers = _numbers(version)
+    for sign, text in _LIMIT.findall(limits):
+        if (numbers < _numbers(text)) is (sign == ">="):
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    return tuple(numbers + [0] * (3 - len(numbers)))
+
+
+# --- probes ---------------------------------------------------------------------------------------
+
+
+def findings_of_probes(store: Store, clock: Clock | None = None) -> Iterator[Finding]:
+    """Write a small file in `clock/` and remove it: to see rights, exclusive writes, the clock."""
+    yield from StorageProbe(store).findings()
+    own = clock or SystemClock()
+    try:
+        ahead_ms = own.now_ms() - StoreClock(store, clock).now_ms()
+    except StorageError:
+        # The rights are missing that were just named.
+        return
+    if abs(ahead_ms) > FAR_MS:
+        side = "ahead of" if ahead_ms > 0 else "behind"
+        problem = f"this machine's clock is {abs(ahead_ms) / 1000:,.1f} s {side} the store's"
+        yield Finding("clock", problem, "set it by NTP; ages and latencies are wrong until then")
+
+
+class StorageProbe:
+    """Tries on one small file what a broker does to its tables."""
+
+    def __init__(self, store: Store, objects: Objects | None = None) -> None:
+        """Write nothing yet."""
+        self._objects = objects or Objects(store.location, store.storage_options)
+        self._filesystem = rooted_filesystem(store.location, store.storage_options)
+        self._name = f"doctor-{uuid.uuid4()}"
+        self._path = f"{CLOCK_FOLDER}/{self._name}"
+
+    def findings(self) -> Iterator[Finding]:
+        """Find what is refused, or is not exclusive; the file is gone afterwards."""
+        winners, problem = self._write_at_once()
+        if problem is not None:
+            yield _refused(f"files cannot be written: {problem}", problem)
+            # A writer that was refused may have written all the same.
+            yield from self._without_the_file(is_there=winners > 0)
+            return
+        if winners != 1:
+            who = f"{winners} of {WRITERS} writers made the same file"
+            step = "do not use this place: commits would overwrite each other (docs/places.md)"
+            yield Finding("storage", f"{who}, so two may make the same commit", step)
+        for what, step_of_it in {"read": self._is_read, "listed": self._is_listed}.items():
+            is_done, problem = self._try(step_of_it)
+            if not is_done:
+                reason = problem or "it is not there"
+                yield _refused(f"a new file cannot be {what}: {reason}", problem)
+        yield from self._without_the_file(is_there=True)
+
+    def _without_the_file(self, *, is_there: bool) -> Iterator[Finding]:
+        _, problem = self._try(self._deleted)
+        if problem is not None and is_there:
+            finding = _refused(f"files cannot be deleted: {problem}; {self._path} stays", problem)
+            next_step = f"{finding.next_step}; else maintenance cleans nothing"
+            yield replace(finding, next_step=next_step)
+
+    def _try(self, step: Callable[[], int]) -> tuple[int, StorageError | None]:
+        try:
+            with translated(CLOCK_FOLDER):
+                return step(), None
+        except StorageError as error:
+            return 0, error
+
+    def _write_at_once(self) -> tuple[int, StorageError | None]:
+        """Let several writers make the file at once; count those that did, return a refusal."""
+        with ThreadPoolExecutor(WRITERS) as pool:
+            outcomes = list(pool.map(self._put, range(WRITERS)))
+        problems = [problem for _, problem in outcomes if problem is not None]
+        return sum(count for count, _ in outcomes), next(iter(problems), None)
+
+    def _put(self, number: int) -> tuple[int, StorageError | None]:
+        return self._try(lambda: self._objects.put_new(self._path, b"%d" % number))
+
+    def _is_read(self) -> int:
+        with self._filesystem.open_input_file(self._path) as file:
+            return len(file.read())
+
+    def _is_listed(self) -> int:
+        return self._name in self._objects.names(CLOCK_FOLDER)
+
+    def _deleted(self) -> int:
+        self._filesystem.delete_file(self._path)
+        return 1
+
+
+def _refused(problem: str, error: StorageError | None) -> Finding:
+    """Make a finding of a step that failed: of rights, unless the error names another cause."""
+    step = GRANT if error is None else cure_of(error, otherwise=GRANT)
+    return Finding("rights" if step == GRANT else "storage", problem, step)

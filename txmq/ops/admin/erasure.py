@@ -26,7 +26,6 @@ from txmq.delta.file_rows import BATCH_BYTES
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.folder import UNFINISHED
 from txmq.delta.log import log_files, named_by
-from txmq.delta.parquet import NewFile
 from txmq.delta.storage import Table
 from txmq.errors import (
     BackupError,
@@ -61,84 +60,9 @@ from txmq.store.known import MaintenanceValue
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store, check_store
 
-# --- erasure_gate:
-
+logger = logging.getLogger(__name__)
 _FINAL = pa.array([state.value for state in FINAL_STATES])
 _SHOWN = 5
-
-
-def refuse_backup(store: Store) -> None:
-    """Refuse a store that is the copy in a backup: a restore goes by its manifest; 0 commits.
-
-    Raises: BackupError.
-    """
-    parent, _, name = store.location.rpartition("/")
-    if name != STORE_FOLDER:
-        return
-    try:
-        names = Place(parent or "/", store.storage_options).names()
-    except StorageError:
-        # Who may not list what lies beside a store may erase in it.
-        return
-    if any(map(is_of_backup, names)):
-        problem = (
-            "lies in a backup, and a restore would bring the messages back; nothing was erased"
-        )
-        step = "erase in the store, and once a look says that all is gone back it up again to"
-        raise BackupError(store.location, f"{problem}: {step} {parent} (docs/erasure.md)")
-
-
-def refuse_open(store: Store, transaction_ids: Collection[str]) -> None:
-    """Refuse transactions that are open, or whose messages a publisher may be copying; 0 commits.
-
-    Raises: ErasureRefusedError, StorageError.
-    """
-    logs = store.tables.logs()
-    ids = pa.array(sorted(transaction_ids), pa.string())
-    logs.refresh()
-    facts = logs.settled.facts_of(ids)
-    # Read after the facts: what is published now was settled before.
-    version = published_up_to(store)
-    final = facts.filter(pc.is_in(facts["state"], value_set=_FINAL))
-    ended = set(final["transaction_id"].to_pylist())
-    unpublished = set(
-        final.filter(pc.greater(final["op_version"], version))["transaction_id"].to_pylist()
-    )
-    aside = set(read_set_aside(store.tables, logs.settled.set_aside_count).transactions)
-    open_ids = [one for one in ids.to_pylist() if one not in ended]
-    way_out = "end them (txmq show, txmq resolve) or let the publisher catch up, then try again"
-    _refuse(open_ids, f"open, or their end is not settled: {way_out}")
-    _refuse(sorted(unpublished), "not published yet: let the publisher catch up, then try again")
-    way_out = "restore their file or give them up (txmq resolve --give-up), then try again"
-    _refuse(sorted(aside & set(ids.to_pylist())), f"set aside: {way_out}")
-    _refuse(on_their_way(store, transaction_ids, version), "being published: try again")
-
-
-def on_their_way(store: Store, transaction_ids: Collection[str], after: int) -> tuple[str, ...]:
-    """Those whose messages a publisher may hold in memory now, by claims beyond a version.
-
-    Commits: 0. Raises: StorageError.
-    """
-    op = store.tables.op_log()
-    through = op.refresh().table.version
-    if after >= through or not transaction_ids:
-        return ()
-    claimed = pc.unique(op.between(after, through)["transaction_id"])
-    ids = pa.array(sorted(transaction_ids), pa.string())
-    return tuple(ids.filter(pc.is_in(ids, value_set=claimed)).to_pylist())
-
-
-def _refuse(transaction_ids: Sequence[str], state: str) -> None:
-    if not transaction_ids:
-        return
-    more = len(transaction_ids) - _SHOWN
-    named = ", ".join(transaction_ids[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
-    count = f"{len(transaction_ids):,} transactions with these messages are {state}"
-    raise ErasureRefusedError(transaction_ids, f"{count}; nothing was erased: {named}")
-
-
-# --- erasure_scan:
-
 HALF, TOPICS = "half", "topics/"
 TRACES = TOPICS + TRACE_TOPIC
 _BATCH_ROWS = 65_536
@@ -146,229 +70,6 @@ _ID_CHARACTERS = 36
 # Also those that a killed process had not finished: of object_store, and of a restore.
 _DATA_NAME = re.compile(rf"\.parquet(#\d+|\.[^/]*{re.escape(UNFINISHED)})?$", re.ASCII)
 _ORIGINS = (ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_TOPIC)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which rows are looked for.
-
-    Attributes:
-        key: one of their keys.
-        topic: the stored name of the topic to which they, or what they are a retry of, were sent;
-            None for all topics.
-        transactions: those of rows that may be chosen; None for all.
-        traced: traces of these transactions are looked for too.
-    """
-
-    key: str
-    topic: str | None = None
-    transactions: frozenset[str] | None = None
-    traced: frozenset[str] = frozenset()
-
-    def columns(self, table: Table, file: DataFile) -> list[str]:
-        """What `chosen` needs of a file: bodies where it holds traces that have the key.
-
-        Raises: FileNotFoundError, OSError, pyarrow's errors.
-        """
-        origin = [] if self.topic is None else ["properties"]
-        names = ["transaction_id", "keys", _topic_column(table), *origin]
-        if not self._reads_traces(table):
-            return names
-        keys = _batches(table, file, ["keys", _topic_column(table)])
-        return [*names, "body"] if any(self._keyed_traces(k, table).any() for k in keys) else names
-
-    def _reads_traces(self, table: Table) -> bool:
-        """Whether bodies of traces say of which topic they are."""
-        return self.topic is not None and table.name in {HALF, TRACES}
-
-    def _keyed_traces(self, rows: pa.Table, table: Table) -> Flags:
-        """Which rows are traces that have the key."""
-        is_trace = _are(rows[_topic_column(table)], TRACE_TOPIC)
-        return flags(has_key(rows["keys"], self.key)) & is_trace
-
-    def chosen(self, rows: pa.Table, table: Table) -> Flags:
-        """Which of the rows are wanted."""
-        topics = rows[_topic_column(table)]
-        is_chosen = flags(has_key(rows["keys"], self.key)) & self._is_of_topic(rows, topics)
-        if self.traced:
-            is_chosen |= self._is_trace(rows["keys"], topics)
-        if self._reads_traces(table):
-            is_chosen |= self._are_traces_of_topic(rows, table)
-        if self.transactions is not None:
-            known = pa.array(list(self.transactions), pa.string())
-            is_chosen &= flags(pc.is_in(rows["transaction_id"], value_set=known))
-        return is_chosen
-
-    def _is_of_topic(self, rows: pa.Table, topics: pa.ChunkedArray) -> Flags:
-        if self.topic is None:
-            return np.ones(rows.num_rows, dtype=bool)
-        properties = rows["properties"].combine_chunks()
-        origins = [pc.map_lookup(properties, pa.scalar(name), "first") for name in _ORIGINS]
-        return reduce(or_, (_are(texts, self.topic) for texts in (topics, *origins)))
-
-    def _is_trace(self, keys: pa.ChunkedArray, topics: pa.ChunkedArray) -> Flags:
-        """A trace names its transaction first."""
-        about = pc.utf8_slice_codeunits(keys, 0, _ID_CHARACTERS)
-        traced = pa.array(list(self.traced), pa.string())
-        is_about = flags(pc.is_in(about, value_set=traced))
-        return is_about & _are(topics, TRACE_TOPIC)
-
-    def _are_traces_of_topic(self, rows: pa.Table, table: Table) -> Flags:
-        """Traces of messages that are erased already, or that were written after it."""
-        found = self._keyed_traces(rows, table)
-        for place in np.flatnonzero(found):
-            found[place] = self._is_of(rows["body"][int(place)].as_py())
-        return found
-
-    def _is_of(self, trace: bytes) -> bool:
-        """Whether a trace is of a message to the topic; one that does not tell is."""
-        try:
-            messages = decoded(trace).messages
-        except InvalidBodyError:
-            return True
-        topics = {
-            one.topic for one in messages if self.key in (one.keys or "").split(KEY_SEPARATOR)
-        }
-        return not topics or self.topic in topics
-
-
-@dataclass(slots=True)
-class Found:
-    """What was found in one table.
-
-    Attributes:
-        files: the live files with wanted rows, and how many each has.
-        transactions: of these rows.
-        topics: the topics to which these rows were sent, by their stored names.
-    """
-
-    path: str
-    table: Table
-    files: list[tuple[DataFile, int]] = field(default_factory=list)
-    transactions: set[str] = field(default_factory=set)
-    topics: set[str] = field(default_factory=set)
-
-    @property
-    def messages(self) -> int:
-        """How many rows were found."""
-        return sum(count for _, count in self.files)
-
-
-@dataclass(frozen=True, slots=True)
-class OldFiles:
-    """Files with wanted rows that the newest version of a table does not name.
-
-    Attributes:
-        named: those that kept commits name.
-        leftovers: those that no commit names.
-        unreadable: files that no commit names and that cannot be read.
-        last_commit: the newest commit that names one of them; None where none does.
-    """
-
-    named: tuple[str, ...] = ()
-    leftovers: tuple[str, ...] = ()
-    unreadable: int = 0
-    last_commit: int | None = None
-
-    @property
-    def count(self) -> int:
-        """How many are known to hold wanted rows."""
-        return len(self.named) + len(self.leftovers)
-
-
-def message_tables(store: Store) -> dict[str, Table]:
-    """All tables that hold messages, in the order in which they are to be erased.
-
-    What is copied comes before its copy: half, the schedule, the topics.
-    """
-    paths = [path for path in store.tables.table_paths() if path.startswith(TOPICS)]
-    paths.sort(key=lambda path: path != TOPICS + SCHEDULE_TOPIC)
-    return {path: store.tables.table_at(path) for path in (HALF, *paths)}
-
-
-def found_in(path: str, table: Table, wanted: Wanted) -> Found:
-    """The wanted rows of the newest version of a table; 0 commits. Raises: StorageError."""
-    found = Found(path, table)
-    for file in table.refresh().files():
-        count = 0
-        with read_errors(table.name):
-            names = wanted.columns(table, file)
-        for rows in _rows(table, file, names):
-            chosen = rows.filter(pa.array(wanted.chosen(rows, table)))
-            count += chosen.num_rows
-            found.transactions.update(chosen["transaction_id"].to_pylist())
-            found.topics.update(chosen[_topic_column(table)].to_pylist())
-        if count:
-            found.files.append((file, count))
-    return found
-
-
-def old_files(table: Table, wanted: Wanted) -> OldFiles:
-    """The old files of a table with wanted rows, on disk now; 0 commits. Raises: StorageError."""
-    with read_errors(table.name):
-        listed = table.filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
-    live = {file.path for file in table.refresh().files()}
-    paths = [info.path for info in listed if _is_data(info) and info.path not in live]
-    holding, unreadable = _holding(table, paths, wanted)
-    by_commit = {at: named_by(table, [at]) for at in log_files(table).commits_ms}
-    all_named: set[str] = set().union(*by_commit.values())
-    last = [at for at, names in by_commit.items() if not names.isdisjoint(holding)]
-    return OldFiles(
-        tuple(path for path in holding if path in all_named),
-        tuple(path for path in holding if path not in all_named),
-        unreadable,
-        max(last, default=None),
-    )
-
-
-def _holding(table: Table, paths: Sequence[str], wanted: Wanted) -> tuple[list[str], int]:
-    """Which of these files hold wanted rows, and how many cannot be read."""
-    holding, unreadable = [], 0
-    for path in paths:
-        try:
-            if _has_any(table, DataFile(path, 0, 0, {}), wanted):
-                holding.append(path)
-        except FileNotFoundError:
-            # Maintenance was faster.
-            continue
-        except (OSError, pa.ArrowException, KeyError):
-            unreadable += 1
-    return holding, unreadable
-
-
-def _has_any(table: Table, file: DataFile, wanted: Wanted) -> bool:
-    names = wanted.columns(table, file)
-    return any(wanted.chosen(rows, table).any() for rows in _batches(table, file, names))
-
-
-def _batches(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-    for one in table.batches(file, columns, _BATCH_ROWS):
-        yield pa.Table.from_batches([one])
-
-
-def _rows(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-    with read_errors(table.name):
-        for rows, _ in table.windows(FilePart(file, {}, {}), columns, BATCH_BYTES):
-            yield rows
-
-
-def _is_data(info: pa_fs.FileInfo) -> bool:
-    is_file = info.type is pa_fs.FileType.File and _DATA_NAME.search(info.path) is not None
-    return bool(is_file) and not info.path.startswith(f"{LOG_FOLDER}/")
-
-
-def _are(texts: pa.ChunkedArray | pa.Array, text: str) -> Flags:
-    return flags(pc.fill_null(pc.equal(texts, text), False))  # noqa: FBT003
-
-
-def _topic_column(table: Table) -> str:
-    return "real_topic" if table.schema.name == HALF else "topic"
-
-
-# --- erasure:
-
-logger = logging.getLogger(__name__)
-
 AUDIT = "erasures"
 AUDIT_ENTRIES = 100
 _HOUR_MS = 3_600_000
@@ -426,13 +127,15 @@ class ErasureReport:
         return not (self.is_written or self.messages or self.old_files or unreadable)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         counts = {"messages": self.messages, "old_files": self.old_files, "is_gone": self.is_gone}
         return {**plain(self), **counts}
 
 
 class Erasure:
-    """The messages that have a key, such as the id of a customer. Not safe for several threads.
+    """Erases the messages that have a key, such as the id of a customer.
+
+    Not safe for several threads.
 
     Args:
         store: the store to erase in.
@@ -450,7 +153,7 @@ class Erasure:
     def __init__(
         self, store: Store, key: str, *, topic: str | None = None, clock: Clock | None = None
     ) -> None:
-        """Check the arguments; nothing is read; 0 commits."""
+        """Check the arguments; read nothing; 0 commits."""
         check_store(store)
         if not is_one_key(key):
             raise InvalidMessageError("keys", "must be one key, without a space")
@@ -466,8 +169,9 @@ class Erasure:
         Raises: StorageError where a live file cannot be read.
         """
         tables = message_tables(self._store)
-        wanted, found = self._search(tables)
-        rows = [self._shown(path, table, wanted, found[path]) for path, table in tables.items()]
+        wanted, matches = self._search(tables)
+        counts = [ErasedTable(path, matches[path].messages) for path in tables]
+        rows = [self._with_old_files(row, tables, wanted) for row in counts]
         return ErasureReport(_worth_showing(rows), is_written=False)
 
     def apply(self, *, reason: str) -> ErasureReport:
@@ -494,23 +198,23 @@ class Erasure:
         signed = signed_reason(reason)
         refuse_backup(self._store)
         tables = message_tables(self._store)
-        wanted, found = self._search(tables)
-        ids = frozenset().union(*(one.transactions for one in found.values()))
-        refuse_open(self._store, found[HALF].transactions)
+        wanted, matches = self._search(tables)
+        ids = frozenset().union(*(of_table.transactions for of_table in matches.values()))
+        refuse_open(self._store, matches[HALF].transactions)
         if ids:
-            self._note(signed, found)
+            self._note(signed, matches)
         chosen = replace(wanted, transactions=ids)
         # Traces soon: those without the key are found by live messages that they are about.
         order = sorted(tables, key=lambda path: (path != HALF, path != TRACES))
-        done = {
-            path: self._erased(path, tables[path], chosen, found[path].messages) for path in order
+        erased_tables = {
+            path: self._erase(path, tables[path], chosen, matches[path].messages) for path in order
         }
-        rows = [done[path] for path in tables]
+        rows = [erased_tables[path] for path in tables]
         # What is published by now is found below; what is claimed later may come after that look.
         published = published_up_to(self._store)
-        rows += self._appeared_since(tables, chosen)
+        rows += self._erase_again(tables, chosen)
         waiting = on_their_way(self._store, ids, published)
-        self._close(tables, wanted, found[HALF].topics)
+        self._close(tables, wanted, matches[HALF].topics)
         rows = [self._with_old_files(row, tables, wanted) for row in rows]
         logger.info("%d messages were erased", sum(row.messages for row in rows))
         return ErasureReport(
@@ -518,26 +222,21 @@ class Erasure:
         )
 
     def audit(self) -> tuple[Mapping[str, Any], ...]:
-        """The last hundred erasures, oldest first: `at`, `reason` and rows by table; 0 commits."""
-        return tuple(
-            self._store.tables.register("maintenance", MaintenanceValue).read().value.get(AUDIT, ())
-        )
+        """Read the last hundred erasures, oldest first: `at`, `reason`, rows by table."""
+        register = self._store.tables.register("maintenance", MaintenanceValue)
+        return tuple(register.read().value.get(AUDIT, ()))
 
     # --- finding ------------------------------------------------------------------------------
 
-    def _search(self, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Found]]:
-        """What is wanted, traces of what was found included, and where it is."""
-        found = {path: found_in(path, table, self._wanted) for path, table in tables.items()}
-        ids = frozenset().union(*(one.transactions for one in found.values()))
+    def _search(self, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Matches]]:
+        """Find what is wanted, and then the traces of it; return both with their tables."""
+        matches = {path: matches_in(path, table, self._wanted) for path, table in tables.items()}
+        ids = frozenset().union(*(of_table.transactions for of_table in matches.values()))
         if TRACES not in tables or not ids:
-            return self._wanted, found
+            return self._wanted, matches
         wanted = replace(self._wanted, traced=ids)
-        again = {path: found_in(path, tables[path], wanted) for path in (HALF, TRACES)}
-        return wanted, {**found, **again}
-
-    def _shown(self, path: str, table: Table, wanted: Wanted, found: Found) -> ErasedTable:
-        row = ErasedTable(path, found.messages)
-        return self._with_old_files(row, {path: table}, wanted)
+        with_traces = {path: matches_in(path, tables[path], wanted) for path in (HALF, TRACES)}
+        return wanted, {**matches, **with_traces}
 
     def _with_old_files(
         self, row: ErasedTable, tables: Mapping[str, Table], wanted: Wanted
@@ -549,30 +248,30 @@ class Erasure:
 
     # --- erasing ------------------------------------------------------------------------------
 
-    def _erased(self, path: str, table: Table, chosen: Wanted, messages: int) -> ErasedTable:
-        """Erase the chosen rows of a table: one commit, none where there are none."""
+    def _erase(self, path: str, table: Table, chosen: Wanted, messages: int) -> ErasedTable:
+        """Erase the chosen rows of a table: one commit, or none if there are no such rows."""
         if not messages:
             return ErasedTable(path)
         for _ in range(self._store.config.commit_attempts):
-            found = found_in(path, table, chosen)
-            if not found.files:
+            matches = matches_in(path, table, chosen)
+            if not matches.files:
                 # Another erasure was faster.
                 return ErasedTable(path)
             try:
-                version = _rewritten(table, [file for file, _ in found.files], chosen)
+                version = _rewrite(table, [file for file, _ in matches.files], chosen)
             except (CommitRefusedError, FileNotFoundError):
                 # Compaction or retention replaced some of the files.
                 continue
-            return ErasedTable(path, found.messages, version)
+            return ErasedTable(path, matches.messages, version)
         raise CommitConflictError(path, "other writers won every try; run the erasure again")
 
-    def _appeared_since(self, tables: Mapping[str, Table], chosen: Wanted) -> list[ErasedTable]:
-        """Rows that a publisher copied before their source was erased."""
-        again = {path: found_in(path, table, chosen) for path, table in tables.items()}
+    def _erase_again(self, tables: Mapping[str, Table], chosen: Wanted) -> list[ErasedTable]:
+        """Erase the rows that a publisher copied before their source was erased."""
+        matches = {path: matches_in(path, table, chosen) for path, table in tables.items()}
         return [
-            self._erased(path, tables[path], chosen, one.messages)
-            for path, one in again.items()
-            if one.messages
+            self._erase(path, tables[path], chosen, of_table.messages)
+            for path, of_table in matches.items()
+            if of_table.messages
         ]
 
     # --- old files ----------------------------------------------------------------------------
@@ -585,7 +284,7 @@ class Erasure:
                 self._close_log(table, table.refresh().version if last is None else last)
 
     def _close_log(self, table: Table, last: int) -> None:
-        """A commit and a checkpoint after the last commit that names old files.
+        """Write an empty commit and a checkpoint past the last commit that names old files.
 
         Log clean-up keeps what the first kept commit names, and an idle table gets no other one.
         """
@@ -605,14 +304,14 @@ class Erasure:
             table.checkpoint()
 
     def _gone_after(self, path: str, table: Table, old: OldFiles) -> datetime | None:
-        """When the last of the old files may be removed; None where nobody can tell yet."""
+        """Tell when the last of the old files may be removed; None if nobody can tell yet."""
         times_ms = list(self._leftovers_ms(table, old))
         if old.last_commit is not None:
-            closed = [at for at in log_files(table).checkpoints if at > old.last_commit]
-            if not closed:
+            later = [at for at in log_files(table).checkpoints if at > old.last_commit]
+            if not later:
                 return None
             commits_ms = table.commit_times_ms()
-            times_ms.append(commits_ms.get(min(closed), 0) + self._log_reserved_ms(path))
+            times_ms.append(commits_ms.get(min(later), 0) + self._log_reserved_ms(path))
         return timestamp(int(max(times_ms))) if times_ms else None
 
     def _leftovers_ms(self, table: Table, old: OldFiles) -> Iterator[float]:
@@ -628,10 +327,11 @@ class Erasure:
 
     # --- audit --------------------------------------------------------------------------------
 
-    def _note(self, reason: str, found: Mapping[str, Found]) -> None:
-        """Note it before it is done: one commit. The key is not noted: it names a person."""
+    def _note(self, reason: str, matches: Mapping[str, Matches]) -> None:
+        """Note the erasure before it is done: one commit. The key, which names a person, is not."""
         at = timestamp(self._clock.now_ms()).isoformat()
-        rows = {path: one.messages for path, one in found.items() if one.messages}
+        counts = {path: of_table.messages for path, of_table in matches.items()}
+        rows = {path: count for path, count in counts.items() if count}
         entry = {"at": at, "reason": reason, "messages": rows}
         register = self._store.tables.register("maintenance", MaintenanceValue)
         for _ in range(self._store.config.commit_attempts):
@@ -645,23 +345,322 @@ class Erasure:
         raise CommitConflictError("state/maintenance", "other writers won every try; try again")
 
 
-def _rewritten(table: Table, files: Sequence[DataFile], chosen: Wanted) -> int:
-    """Replace files by files without the content of the chosen rows: the version."""
-    new = [_without_content(table, file, chosen) for file in files]
+def _rewrite(table: Table, files: Sequence[DataFile], chosen: Wanted) -> int:
+    """Replace files by files without the content of the chosen rows; return the version."""
+    new = [
+        written_anew(table, _emptied_rows(table, file, chosen), file.partition) for file in files
+    ]
     return replace_files(table, files, new)
-
-
-def _without_content(table: Table, file: DataFile, chosen: Wanted) -> NewFile:
-    return written_anew(table, _emptied_rows(table, file, chosen), file.partition)
 
 
 def _emptied_rows(table: Table, file: DataFile, chosen: Wanted) -> Iterator[pa.Table]:
     names = stored_columns(table)
     # What a typed topic has beyond its schema is decoded from bodies.
-    decoded = [name for name in names if name not in table.schema.columns.names]
+    columns = [name for name in names if name not in table.schema.columns.names]
     for rows, _ in table.windows(FilePart(file, {}, {}), names, ROW_GROUP_BYTES):
-        yield erased(rows, chosen.chosen(rows, table), (*CONTENT, *decoded))
+        yield erased(rows, chosen.are_wanted(rows, table), (*CONTENT, *columns))
 
 
 def _worth_showing(rows: Sequence[ErasedTable]) -> tuple[ErasedTable, ...]:
     return tuple(row for row in rows if row.messages or row.old_files or row.unreadable)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def refuse_backup(store: Store) -> None:
+    """Refuse a store that is the copy in a backup: a restore goes by its manifest; 0 commits.
+
+    Raises: BackupError.
+    """
+    parent, _, name = store.location.rpartition("/")
+    if name != STORE_FOLDER:
+        return
+    try:
+        names = Place(parent or "/", store.storage_options).names()
+    except StorageError:
+        # Who may not list what lies beside a store may erase in it.
+        return
+    if any(map(is_of_backup, names)):
+        problem = (
+            "lies in a backup, and a restore would bring the messages back; nothing was erased"
+        )
+        step = "erase in the store, and once a look says that all is gone back it up again to"
+        raise BackupError(store.location, f"{problem}: {step} {parent} (docs/erasure.md)")
+
+
+def refuse_open(store: Store, transaction_ids: Collection[str]) -> None:
+    """Refuse transactions that are open, or whose messages a publisher may be copying; 0 commits.
+
+    Raises: ErasureRefusedError, StorageError.
+    """
+    logs = store.tables.logs()
+    ids = pa.array(sorted(transaction_ids), pa.string())
+    logs.refresh()
+    facts = logs.settled.facts_of(ids)
+    # Read after the facts: what is published now was settled before.
+    version = published_up_to(store)
+    final = facts.filter(pc.is_in(facts["state"], value_set=_FINAL))
+    ended = set(final["transaction_id"].to_pylist())
+    unpublished = set(
+        final.filter(pc.greater(final["op_version"], version))["transaction_id"].to_pylist()
+    )
+    aside = set(read_set_aside(store.tables, logs.settled.set_aside_count).transactions)
+    open_ids = [own_id for own_id in ids.to_pylist() if own_id not in ended]
+    way_out = "end them (txmq show, txmq resolve) or let the publisher catch up, then try again"
+    _refuse_any(open_ids, f"open, or their end is not settled: {way_out}")
+    _refuse_any(
+        sorted(unpublished), "not published yet: let the publisher catch up, then try again"
+    )
+    way_out = "restore their file or give them up (txmq resolve --give-up), then try again"
+    _refuse_any(sorted(aside & set(ids.to_pylist())), f"set aside: {way_out}")
+    _refuse_any(on_their_way(store, transaction_ids, version), "being published: try again")
+
+
+def on_their_way(store: Store, transaction_ids: Collection[str], after: int) -> tuple[str, ...]:
+    """List those whose messages a publisher may hold in memory, by claims beyond a version.
+
+    Commits: 0. Raises: StorageError.
+    """
+    op = store.tables.op_log()
+    through = op.refresh().table.version
+    if after >= through or not transaction_ids:
+        return ()
+    claimed = pc.unique(op.between(after, through)["transaction_id"])
+    ids = pa.array(sorted(transaction_ids), pa.string())
+    return tuple(ids.filter(pc.is_in(ids, value_set=claimed)).to_pylist())
+
+
+def _refuse_any(transaction_ids: Sequence[str], state: str) -> None:
+    if not transaction_ids:
+        return
+    more = len(transaction_ids) - _SHOWN
+    ids = ", ".join(transaction_ids[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+    count = f"{len(transaction_ids):,} transactions with these messages are {state}"
+    raise ErasureRefusedError(transaction_ids, f"{count}; nothing was erased: {ids}")
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+def message_tables(store: Store) -> dict[str, Table]:
+    """Return all tables that hold messages, in the order in which they are to be erased.
+
+    What is copied comes before its copy: half, the schedule, the topics.
+    """
+    paths = [path for path in store.tables.table_paths() if path.startswith(TOPICS)]
+    paths.sort(key=lambda path: path != TOPICS + SCHEDULE_TOPIC)
+    return {path: store.tables.table_at(path) for path in (HALF, *paths)}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows are looked for.
+
+    Attributes:
+        key: one of their keys.
+        topic: the stored name of the topic to which they, or what they are a retry of, were sent;
+            None for all topics.
+        transactions: those of rows that may be chosen; None for all.
+        traced: traces of these transactions are looked for too.
+    """
+
+    key: str
+    topic: str | None = None
+    transactions: frozenset[str] | None = None
+    traced: frozenset[str] = frozenset()
+
+    def columns(self, table: Table, file: DataFile) -> list[str]:
+        """List the columns that `are_wanted` reads of a file: bodies if it has traces with the key.
+
+        Raises: FileNotFoundError, OSError, pyarrow's errors.
+        """
+        origin = [] if self.topic is None else ["properties"]
+        names = ["transaction_id", "keys", _topic_column(table), *origin]
+        if not self._reads_traces(table):
+            return names
+        keys = _batches(table, file, ["keys", _topic_column(table)])
+        return (
+            [*names, "body"]
+            if any(self._keyed_traces(rows, table).any() for rows in keys)
+            else names
+        )
+
+    def are_wanted(self, rows: pa.Table, table: Table) -> Flags:
+        """Tell of each row whether it is wanted."""
+        topics = rows[_topic_column(table)]
+        is_wanted = flags(has_key(rows["keys"], self.key)) & self._is_of_topic(rows, topics)
+        if self.traced:
+            is_wanted |= self._is_trace(rows["keys"], topics)
+        if self._reads_traces(table):
+            is_wanted |= self._are_traces_of_topic(rows, table)
+        if self.transactions is not None:
+            ids = pa.array(list(self.transactions), pa.string())
+            is_wanted &= flags(pc.is_in(rows["transaction_id"], value_set=ids))
+        return is_wanted
+
+    def _reads_traces(self, table: Table) -> bool:
+        """Tell whether bodies of traces say of which topic they are."""
+        return self.topic is not None and table.name in {HALF, TRACES}
+
+    def _keyed_traces(self, rows: pa.Table, table: Table) -> Flags:
+        """Find the rows that are traces with the key."""
+        is_trace = _are(rows[_topic_column(table)], TRACE_TOPIC)
+        return flags(has_key(rows["keys"], self.key)) & is_trace
+
+    def _is_of_topic(self, rows: pa.Table, topics: pa.ChunkedArray) -> Flags:
+        if self.topic is None:
+            return np.ones(rows.num_rows, dtype=bool)
+        properties = rows["properties"].combine_chunks()
+        origins = [pc.map_lookup(properties, pa.scalar(name), "first") for name in _ORIGINS]
+        return reduce(or_, (_are(texts, self.topic) for texts in (topics, *origins)))
+
+    def _is_trace(self, keys: pa.ChunkedArray, topics: pa.ChunkedArray) -> Flags:
+        """Find traces of the wanted transactions; the key of a trace begins with their id."""
+        about = pc.utf8_slice_codeunits(keys, 0, _ID_CHARACTERS)
+        traced = pa.array(list(self.traced), pa.string())
+        is_about = flags(pc.is_in(about, value_set=traced))
+        return is_about & _are(topics, TRACE_TOPIC)
+
+    def _are_traces_of_topic(self, rows: pa.Table, table: Table) -> Flags:
+        """Find traces of messages that are erased already, or that were written after it."""
+        is_trace = self._keyed_traces(rows, table)
+        for place in np.flatnonzero(is_trace):
+            is_trace[place] = self._is_about_topic(rows["body"][int(place)].as_py())
+        return is_trace
+
+    def _is_about_topic(self, trace: bytes) -> bool:
+        """Tell whether a trace is of a message to the topic; one that does not say is."""
+        try:
+            messages = decoded(trace).messages
+        except InvalidBodyError:
+            return True
+        topics = {
+            message.topic
+            for message in messages
+            if self.key in (message.keys or "").split(KEY_SEPARATOR)
+        }
+        return not topics or self.topic in topics
+
+
+@dataclass(slots=True)
+class Matches:
+    """The wanted rows of one table.
+
+    Attributes:
+        files: the live files with wanted rows, and how many each has.
+        transactions: of these rows.
+        topics: the topics to which these rows were sent, by their stored names.
+    """
+
+    path: str
+    table: Table
+    files: list[tuple[DataFile, int]] = field(default_factory=list)
+    transactions: set[str] = field(default_factory=set)
+    topics: set[str] = field(default_factory=set)
+
+    @property
+    def messages(self) -> int:
+        """How many rows were found."""
+        return sum(count for _, count in self.files)
+
+
+def matches_in(path: str, table: Table, wanted: Wanted) -> Matches:
+    """Find the wanted rows in the newest version of a table; 0 commits. Raises: StorageError."""
+    matches = Matches(path, table)
+    for file in table.refresh().files():
+        count = 0
+        with read_errors(table.name):
+            names = wanted.columns(table, file)
+        for rows in _rows(table, file, names):
+            wanted_rows = rows.filter(pa.array(wanted.are_wanted(rows, table)))
+            count += wanted_rows.num_rows
+            matches.transactions.update(wanted_rows["transaction_id"].to_pylist())
+            matches.topics.update(wanted_rows[_topic_column(table)].to_pylist())
+        if count:
+            matches.files.append((file, count))
+    return matches
+
+
+@dataclass(frozen=True, slots=True)
+class OldFiles:
+    """Files with wanted rows that the newest version of a table does not name.
+
+    Attributes:
+        named: those that kept commits name.
+        leftovers: those that no commit names.
+        unreadable: files that no commit names and that cannot be read.
+        last_commit: the newest commit that names one of them; None where none does.
+    """
+
+    named: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    unreadable: int = 0
+    last_commit: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many are known to hold wanted rows."""
+        return len(self.named) + len(self.leftovers)
+
+
+def old_files(table: Table, wanted: Wanted) -> OldFiles:
+    """Find the old files with wanted rows, on disk now; 0 commits. Raises: StorageError."""
+    with read_errors(table.name):
+        infos = table.filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
+    live = {file.path for file in table.refresh().files()}
+    paths = [info.path for info in infos if _is_data(info) and info.path not in live]
+    holding, unreadable = _holding(table, paths, wanted)
+    by_commit = {at: named_by(table, [at]) for at in log_files(table).commits_ms}
+    named: set[str] = set().union(*by_commit.values())
+    last = [at for at, names in by_commit.items() if not names.isdisjoint(holding)]
+    return OldFiles(
+        tuple(path for path in holding if path in named),
+        tuple(path for path in holding if path not in named),
+        unreadable,
+        max(last, default=None),
+    )
+
+
+def _holding(table: Table, paths: Sequence[str], wanted: Wanted) -> tuple[list[str], int]:
+    """Return those of these files that hold wanted rows, and how many cannot be read."""
+    holding, unreadable = [], 0
+    for path in paths:
+        try:
+            if _has_any(table, DataFile(path, 0, 0, {}), wanted):
+                holding.append(path)
+        except FileNotFoundError:
+            # Maintenance was faster.
+            continue
+        except (OSError, pa.ArrowException, KeyError):
+            unreadable += 1
+    return holding, unreadable
+
+
+def _has_any(table: Table, file: DataFile, wanted: Wanted) -> bool:
+    names = wanted.columns(table, file)
+    return any(wanted.are_wanted(rows, table).any() for rows in _batches(table, file, names))
+
+
+def _batches(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
+    for batch in table.batches(file, columns, _BATCH_ROWS):
+        yield pa.Table.from_batches([batch])
+
+
+def _rows(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
+    with read_errors(table.name):
+        for rows, _ in table.windows(FilePart(file, {}, {}), columns, BATCH_BYTES):
+            yield rows
+
+
+def _is_data(info: pa_fs.FileInfo) -> bool:
+    is_file = info.type is pa_fs.FileType.File and _DATA_NAME.search(info.path) is not None
+    return bool(is_file) and not info.path.startswith(f"{LOG_FOLDER}/")
+
+
+def _are(texts: pa.ChunkedArray | pa.Array, text: str) -> Flags:
+    return flags(pc.fill_null(pc.equal(texts, text), False))  # noqa: FBT003
+
+
+def _topic_column(table: Table) -> str:
+    return "real_topic" if table.schema.name == HALF else "topic"

@@ -29,180 +29,8 @@ from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 from txmq.store.tables import CONSUMER_GROUP
 
-# --- living_members:
-
-
-class LivingMembers:
-    """Sees who is silent as a member that joins does: by the storage's time, or by watching.
-
-    A member that has renewed its lease within the length of it may live, whatever the clock of this
-    machine says (decision 0031). Not safe for several threads.
-
-    Args:
-        store: the store of the groups.
-        clock: measures how long this object has watched; only durations count.
-    """
-
-    def __init__(self, store: Store, clock: Clock) -> None:
-        """Nobody was seen yet."""
-        self._store_clock, self._clock = StoreClock.of(store, clock), clock
-        self._lease_ms = round(store.config.consumer_lease_s * 1000)
-        self._watches: dict[str, LeaseWatch] = {}
-
-    def check_none(
-        self, group: ConsumerGroup, state: GroupState, *, can_be_forced: bool = True
-    ) -> None:
-        """Refuse where members may live; 0 commits.
-
-        Args:
-            group: the group, which has read `state` last.
-            state: the newest state of the group.
-            can_be_forced: whether the caller has a way to do it all the same.
-
-        Raises: ConsumerGroupInUseError; StorageError if the storage cannot be asked for its time.
-        """
-        if members := self._of(group, state):
-            raise ConsumerGroupInUseError(group.name, members, can_be_forced=can_be_forced)
-
-    def _of(self, group: ConsumerGroup, state: GroupState) -> list[str]:
-        if not state.members:
-            return []
-        watch = self._watches.setdefault(group.name, LeaseWatch(self._clock, self._lease_ms))
-        watch.note_silence(state.members, self._silent_ms(group, state))
-        return sorted(state.members.keys() - watch.gone(state.members))
-
-    def _silent_ms(self, group: ConsumerGroup, state: GroupState) -> dict[str, int]:
-        """For how long the storage has shown no renewal of each member."""
-        changed_ms = group.changed_ms()
-        if changed_ms is None or not follows_storage(self._clock):
-            return {}
-        now_ms, at = self._store_clock.now_ms(), affine(self._clock).at
-        seen = sightings(state.members, state.seen, changed_ms)
-        return {name: now_ms - at(sighting.since_ms) for name, sighting in seen.items()}
-
-
-# --- group_deletion:
-
 # What damage raises; all other errors of a storage have a type of their own, and may pass.
 _DAMAGE = (StorageError, StoreFormatError, UnreadableFileError)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDeletion(Plain):
-    """What a deletion of a consumer group removes, or has removed.
-
-    Attributes:
-        group: the stored name.
-        subscription: the topics that it read, with their filters.
-        retries: messages in its retry topic, which go; with a `problem` they stay.
-        dead_letters: its dead letters, which stay: nobody has handled them.
-        is_written: false in a dry run.
-        problem: why the offsets cannot be read, and so what it reads and whether members live is
-            not known; None where they can.
-    """
-
-    group: str
-    subscription: Mapping[str, str]
-    retries: int
-    dead_letters: int
-    is_written: bool = False
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A group as it is, or why it cannot be read; the version is that of its table before."""
-
-    state: GroupState
-    version: int
-    problem: str | None = None
-
-
-def delete_group(
-    store: Store, name: str, clock: Clock, living: LivingMembers, *, apply: bool
-) -> GroupDeletion:
-    """Remove the offsets and the retries of a group; see `ConsumerGroups.delete`."""
-    group = group_in(store, name)
-    seen, letters = _seen(group), _rows(store, dead_letter_topic(name))
-    if seen.problem is not None:
-        if apply:
-            _begin_anew(store, group, seen.version, clock.now_ms())
-        retries = _rows(store, retry_topic(name))
-        return GroupDeletion(name, {}, retries, letters, apply, seen.problem)
-    if seen.state.is_gone and not _rows(store, retry_topic(name)):
-        raise ConsumerGroupNotFoundError(name)
-    living.check_none(group, seen.state, can_be_forced=False)
-    # Refused before anything is written, where retries wait for their time.
-    retries = delete_topic(store, retry_topic(name), clock, apply=False).rows
-    if apply:
-        _apply(store, group, clock, living)
-    return GroupDeletion(name, dict(seen.state.settings.subscription), retries, letters, apply)
-
-
-def _seen(group: ConsumerGroup) -> _Seen:
-    # Looked at first: damage of this version is what a new beginning is put behind.
-    version = group.newest_version()
-    try:
-        return _Seen(group.read() if group.exists else GroupState(), version)
-    except StorageError as error:
-        if type(error) not in _DAMAGE:
-            raise
-        return _Seen(GroupState(), version, str(error))
-
-
-def _apply(store: Store, group: ConsumerGroup, clock: Clock, living: LivingMembers) -> None:
-    """The group first: a member that joins meanwhile is refused or begins anew."""
-    if group.exists:
-        group.change(lambda now: _emptied(group, now, living), clock.now_ms())
-    if store.tables.table_at(f"topics/{group.retry_topic}").exists():
-        delete_topic(store, group.retry_topic, clock, apply=True)
-
-
-def _begin_anew(store: Store, group: ConsumerGroup, version: int, now_ms: int) -> None:
-    """Its retries stay: no member could read them, and nobody may wait for those to come."""
-    state, interval = anew(version, now_ms), store.config.checkpoint_interval
-    if not group.begin_anew(state, version, now_ms, interval):
-        problem = "was written by another process meanwhile, and may be whole; look again"
-        raise CommitConflictError(f"state/{CONSUMER_GROUP}{group.name}", problem)
-
-
-def _emptied(group: ConsumerGroup, state: GroupState, living: LivingMembers) -> GroupState:
-    living.check_none(group, state, can_be_forced=False)
-    return state if state.is_gone else emptied(state)
-
-
-def emptied(state: GroupState) -> GroupState:
-    """The state of a deleted group; pure.
-
-    The epoch stays above that of every old member. Who joins later reads again on purpose, so what
-    fails again is sent back again.
-    """
-    queues = {queue for offsets in state.offsets.values() for queue in offsets}
-    more = {queue: replay_of(state.replays, queue) + 1 for queue in queues}
-    return GroupState(replays={**state.replays, **more}, epoch=state.epoch + 1)
-
-
-def anew(version: int, now_ms: int) -> GroupState:
-    """The state of a deleted group whose state before cannot be read.
-
-    Epochs and replays count changes of the group, each a commit; so milliseconds since 1970 are
-    above those of every old member. Where this clock is wrong, a multiple of the version is: one
-    commit raises an epoch by a few.
-
-    Args:
-        version: the newest version of its table.
-        now_ms: the time.
-    """
-    above = max(now_ms, 1_000 * (version + 1))
-    return GroupState(replays={EVERY_QUEUE: above}, epoch=above)
-
-
-def _rows(store: Store, topic: str) -> int:
-    table = store.tables.table_at(f"topics/{topic}")
-    return sum(file.num_records for file in table.files()) if table.exists() else 0
-
-
-# --- consumer_groups:
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +55,28 @@ class OffsetsReset(Plain):
     is_written: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class GroupDeletion(Plain):
+    """What a deletion of a consumer group removes, or has removed.
+
+    Attributes:
+        group: the stored name.
+        subscription: the topics that it read, with their filters.
+        retries: messages in its retry topic, which go; with a `problem` they stay.
+        dead_letters: its dead letters, which stay: nobody has handled them.
+        is_written: false in a dry run.
+        problem: why the offsets cannot be read, and so what it reads and whether members live is
+            not known; None where they can.
+    """
+
+    group: str
+    subscription: Mapping[str, str]
+    retries: int
+    dead_letters: int
+    is_written: bool = False
+    problem: str | None = None
+
+
 class ConsumerGroups:
     """Lists consumer groups, resets their offsets and deletes them; needs no Spark.
 
@@ -247,7 +97,7 @@ class ConsumerGroups:
         self._living = LivingMembers(store, self._clock)
 
     def list(self, unreadable: Unreadable | None = None) -> list[GroupSummary]:
-        """All groups that a member has ever joined, with their lag.
+        """List all groups that a member has ever joined, with their lag.
 
         Args:
             unreadable: is told of each group that is damaged, and of its error; the others are
@@ -256,8 +106,8 @@ class ConsumerGroups:
         Reads: state/group_<group> of each group, the topics that it reads. Commits: 0. Raises:
         StorageError.
         """
-        found = readable_groups(self._store, self._clock, unreadable)
-        return [summary_of(group, self._clock) for group in found]
+        groups = readable_groups(self._store, self._clock, unreadable)
+        return [summary_of(group, self._clock) for group in groups]
 
     def reset_offsets(  # noqa: PLR0913 - an operator's options
         self,
@@ -301,7 +151,7 @@ class ConsumerGroups:
         state = group.read()
         if state.is_gone:
             raise ConsumerGroupNotFoundError(name)
-        queues = _chosen(state, stored, to, queue_id)
+        queues = _queues_to_reset(state, stored, to, queue_id)
         where = {stored: to} if isinstance(to, Mapping) else to
         offsets = StartPoint.of(where, moment).offsets_in(self._store, stored, queues)
         after = {TopicQueue(stored, queue): offset for queue, offset in offsets.items()}
@@ -353,10 +203,17 @@ class ConsumerGroups:
         return state.reset(offsets)
 
 
-def _chosen(
+def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:
+    """Sum up a group that was looked at."""
+    settings, lag = group.state.settings, sum(queue.lag for queue in group.queues)
+    members = tuple(group.state.living(clock.now_ms()))
+    return GroupSummary(group.name, settings.mode, dict(settings.subscription), members, lag)
+
+
+def _queues_to_reset(
     state: GroupState, topic: str, to: ConsumeFromWhere | Mapping[int, int], queue_id: int | None
 ) -> list[int]:
-    """The queues to reset."""
+    """List the queues to reset. Raises: ConfigError for a wrong argument."""
     queues = range(state.queues.get(topic, 0))
     if not queues:
         raise ConfigError([f"topic {shown(topic)} is not among those that the group reads"])
@@ -374,7 +231,7 @@ def _chosen(
 
 
 def _before(state: GroupState, topic: str, queues: list[int]) -> dict[int, int]:
-    """The offset of each queue; in BROADCASTING the smallest offset of all members."""
+    """Return the offset of each queue; in BROADCASTING the smallest offset of all members."""
     readers = [reader for reader in state.offsets if (reader == SHARED) != state.is_broadcasting]
     before: dict[int, int] = {}
     for queue in queues:
@@ -385,8 +242,151 @@ def _before(state: GroupState, topic: str, queues: list[int]) -> dict[int, int]:
     return before
 
 
-def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:
-    """A group that was looked at."""
-    settings, lag = group.state.settings, sum(queue.lag for queue in group.queues)
-    members = tuple(group.state.living(clock.now_ms()))
-    return GroupSummary(group.name, settings.mode, dict(settings.subscription), members, lag)
+# --- deletion -------------------------------------------------------------------------------------
+
+
+def delete_group(
+    store: Store, name: str, clock: Clock, living: LivingMembers, *, apply: bool
+) -> GroupDeletion:
+    """Remove the offsets and the retries of a group; see `ConsumerGroups.delete`."""
+    group = group_in(store, name)
+    look, letters = _look_at(group), _rows(store, dead_letter_topic(name))
+    if look.problem is not None:
+        if apply:
+            _begin_anew(store, group, look.version, clock.now_ms())
+        retries = _rows(store, retry_topic(name))
+        return GroupDeletion(name, {}, retries, letters, apply, look.problem)
+    if look.state.is_gone and not _rows(store, retry_topic(name)):
+        raise ConsumerGroupNotFoundError(name)
+    living.check_none(group, look.state, can_be_forced=False)
+    # Refused before anything is written, where retries wait for their time.
+    retries = delete_topic(store, retry_topic(name), clock, apply=False).rows
+    if apply:
+        _apply(store, group, clock, living)
+    return GroupDeletion(name, dict(look.state.settings.subscription), retries, letters, apply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A group as it is, or why it cannot be read; the version is that of its table before."""
+
+    state: GroupState
+    version: int
+    problem: str | None = None
+
+
+def _look_at(group: ConsumerGroup) -> _Look:
+    # Looked at first: damage of this version is what a new beginning is put behind.
+    version = group.newest_version()
+    try:
+        return _Look(group.read() if group.exists else GroupState(), version)
+    except StorageError as error:
+        if type(error) not in _DAMAGE:
+            raise
+        return _Look(GroupState(), version, str(error))
+
+
+def _begin_anew(store: Store, group: ConsumerGroup, version: int, now_ms: int) -> None:
+    """Put a new state in its place; its retries stay, for no member may wait for those to come."""
+    state, interval = anew(version, now_ms), store.config.checkpoint_interval
+    if not group.begin_anew(state, version, now_ms, interval):
+        problem = "was written by another process meanwhile, and may be whole; look again"
+        raise CommitConflictError(f"state/{CONSUMER_GROUP}{group.name}", problem)
+
+
+def anew(version: int, now_ms: int) -> GroupState:
+    """Return the state of a deleted group whose state before cannot be read; pure.
+
+    Epochs and replays count changes of the group, each a commit; so milliseconds since 1970 are
+    above those of every old member. Where this clock is wrong, a multiple of the version is: one
+    commit raises an epoch by a few.
+
+    Args:
+        version: the newest version of its table.
+        now_ms: the time.
+    """
+    above = max(now_ms, 1_000 * (version + 1))
+    return GroupState(replays={EVERY_QUEUE: above}, epoch=above)
+
+
+def _apply(store: Store, group: ConsumerGroup, clock: Clock, living: LivingMembers) -> None:
+    """Empty the group first: a member that joins meanwhile is refused or begins anew."""
+    if group.exists:
+        group.change(lambda now: _emptied(group, now, living), clock.now_ms())
+    if store.tables.table_at(f"topics/{group.retry_topic}").exists():
+        delete_topic(store, group.retry_topic, clock, apply=True)
+
+
+def _emptied(group: ConsumerGroup, state: GroupState, living: LivingMembers) -> GroupState:
+    living.check_none(group, state, can_be_forced=False)
+    return state if state.is_gone else emptied(state)
+
+
+def emptied(state: GroupState) -> GroupState:
+    """Return the state of a deleted group; pure.
+
+    The epoch stays above that of every old member. Who joins later reads again on purpose, so what
+    fails again is sent back again.
+    """
+    queues = {queue for offsets in state.offsets.values() for queue in offsets}
+    more = {queue: replay_of(state.replays, queue) + 1 for queue in queues}
+    return GroupState(replays={**state.replays, **more}, epoch=state.epoch + 1)
+
+
+def _rows(store: Store, topic: str) -> int:
+    """Count the rows of a topic; 0 if it has no table."""
+    table = store.tables.table_at(f"topics/{topic}")
+    return sum(file.num_records for file in table.files()) if table.exists() else 0
+
+
+# --- living members -------------------------------------------------------------------------------
+
+
+class LivingMembers:
+    """Sees who is silent as a member that joins does: by the storage's time, or by watching.
+
+    A member that has renewed its lease within the length of it may live, whatever the clock of this
+    machine says (decision 0031). Not safe for several threads.
+
+    Args:
+        store: the store of the groups.
+        clock: measures how long this object has watched; only durations count.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        """Look at nobody yet."""
+        self._store_clock, self._clock = StoreClock.of(store, clock), clock
+        self._lease_ms = round(store.config.consumer_lease_s * 1000)
+        self._watches: dict[str, LeaseWatch] = {}
+
+    def check_none(
+        self, group: ConsumerGroup, state: GroupState, *, can_be_forced: bool = True
+    ) -> None:
+        """Refuse where members may live; 0 commits.
+
+        Args:
+            group: the group, which has read `state` last.
+            state: the newest state of the group.
+            can_be_forced: whether the caller has a way to do it all the same.
+
+        Raises: ConsumerGroupInUseError; StorageError if the storage cannot be asked for its time.
+        """
+        if members := self._living(group, state):
+            raise ConsumerGroupInUseError(group.name, members, can_be_forced=can_be_forced)
+
+    def _living(self, group: ConsumerGroup, state: GroupState) -> list[str]:
+        """Name the members that may live."""
+        if not state.members:
+            return []
+        watch = self._watches.setdefault(group.name, LeaseWatch(self._clock, self._lease_ms))
+        watch.note_silence(state.members, self._silent_ms(group, state))
+        return sorted(state.members.keys() - watch.gone(state.members))
+
+    def _silent_ms(self, group: ConsumerGroup, state: GroupState) -> dict[str, int]:
+        """Return for how long the storage has shown no renewal of each member."""
+        changed_ms = group.changed_ms()
+        if changed_ms is None or not follows_storage(self._clock):
+            return {}
+        now_ms, at = self._store_clock.now_ms(), affine(self._clock).at
+        seen = sightings(state.members, state.seen, changed_ms)
+        return {name: now_ms - at(sighting.since_ms) for name, sighting in seen.items()}

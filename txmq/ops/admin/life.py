@@ -74,8 +74,11 @@ class TransactionLife(Plain):
     events: tuple[LifeEvent, ...]
 
 
+# --- rows -----------------------------------------------------------------------------------------
+
+
 def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
-    """All claims about a transaction; a claim has version NOTHING if clean-up took its commit."""
+    """Read all claims about a transaction; without its commit a claim has version NOTHING."""
     first = _first_commit(op)
     try:
         rows = op.between(first - 1, op.table.version)
@@ -95,8 +98,16 @@ def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
     return pa.concat_tables([old.append_column("_commit_version", version), recent])
 
 
+def _first_commit(op: OpLog) -> int:
+    return min(log_files(op.table).commits_ms, default=0)
+
+
+def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in CLAIM_COLUMNS)
+
+
 def claims_in_no_order(op: OpLog, transaction_id: str) -> pa.Table:
-    """As `claims_about`, but every claim has version NOTHING; reads only files that may hold it."""
+    """Read claims as `claims_about`, all with version NOTHING, of files that may hold them."""
     rows = op.rows_about(pa.array([transaction_id]))
     return rows.append_column("_commit_version", pa.array([NOTHING] * rows.num_rows, pa.int64()))
 
@@ -104,7 +115,7 @@ def claims_in_no_order(op: OpLog, transaction_id: str) -> pa.Table:
 def some_rows(
     table: ReadTable, transaction_ids: pa.Array, columns: Sequence[str], max_rows: int
 ) -> pa.Table:
-    """At most so many rows of transactions; no more files are read than it takes."""
+    """Read at most so many rows of transactions; no more files are read than it takes."""
     rows = table.read([], columns)
     for file in table.files_holding("transaction_id", transaction_ids):
         of_file = table.read([file], columns)
@@ -115,16 +126,8 @@ def some_rows(
     return rows.slice(0, max_rows)
 
 
-def _first_commit(op: OpLog) -> int:
-    return min(log_files(op.table).commits_ms, default=0)
-
-
-def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in CLAIM_COLUMNS)
-
-
 def check_times_of(claims: pa.Table, known: Known) -> int:
-    """How many checks were counted in the current life."""
+    """Count the checks of the current life."""
     return max(
         (
             claim.check_times or 0
@@ -138,13 +141,24 @@ def check_times_of(claims: pa.Table, known: Known) -> int:
 
 
 def topics_of(halves: pa.Table) -> list[str]:
-    """The topics that may hold messages of these halves."""
+    """List the topics that may hold messages of these halves."""
     names = sorted(name for name in pc.unique(halves["real_topic"]).to_pylist() if name)
     return [*names, TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC]
 
 
+# --- events ---------------------------------------------------------------------------------------
+
+
+def event_order(event: LifeEvent) -> tuple[datetime, int, int, int, str]:
+    """Return the sort key of an event: its time, then the order of the tables."""
+    details = event.details
+    place = details.get("op_version", NOTHING), details.get("ordinal", 0)
+    stage = list(LifeStage).index(event.stage)
+    return event.at, stage, *place, details.get("message_id", "")
+
+
 def half_events(rows: pa.Table) -> Iterator[LifeEvent]:
-    """One event for each half."""
+    """Yield an event for each half."""
     for row in rows.to_pylist():
         title = "head without payload" if row["real_topic"] is None else f"to {row['real_topic']}"
         details = {
@@ -162,7 +176,7 @@ def half_events(rows: pa.Table) -> Iterator[LifeEvent]:
 
 
 def claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
-    """One event for each claim."""
+    """Yield an event for each claim."""
     for row in claims.to_pylist():
         details = {
             "source": row["source"],
@@ -179,7 +193,7 @@ def claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
 
 
 def fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
-    """One event for each settled row."""
+    """Yield an event for each settled row."""
     for row in facts.to_pylist():
         names = ("source", "op_version", "ordinal", "life", "sequences", "reason")
         details = {name: row[name] for name in names}
@@ -188,16 +202,8 @@ def fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
         )
 
 
-def _scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
-    for row in rows.to_pylist():
-        names = ("message_id", "op_version", "life", "deliver_timestamp")
-        title = f"to {row['topic']}, in the schedule"
-        details = {name: row[name] for name in names}
-        yield LifeEvent(row["store_timestamp"], LifeStage.SCHEDULED, title, details)
-
-
 def shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
-    """One event for each row in a topic or in the schedule."""
+    """Yield an event for each row in a topic or in the schedule."""
     if topic == SCHEDULE_TOPIC:
         yield from _scheduled_events(rows)
         return
@@ -215,23 +221,23 @@ def shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
         yield LifeEvent(row["store_timestamp"], stage, f"in {topic}", _without_nulls(details))
 
 
+def _scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
+    for row in rows.to_pylist():
+        names = ("message_id", "op_version", "life", "deliver_timestamp")
+        title = f"to {row['topic']}, in the schedule"
+        details = {name: row[name] for name in names}
+        yield LifeEvent(row["store_timestamp"], LifeStage.SCHEDULED, title, details)
+
+
 def _content(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The details of a message that may be shown: size and start of the hash, never the body."""
-    shown = {"tags": row["tags"], "keys": row["keys"], "sharding_key": row["sharding_key"]}
+    """Return the details that may be shown: size and start of the hash, never the body."""
+    details = {"tags": row["tags"], "keys": row["keys"], "sharding_key": row["sharding_key"]}
     body = row.get("body")
     if body is None:
-        return shown
+        return details
     sha256 = hashlib.sha256(body).hexdigest()[:SHOWN_HASH_CHARACTERS]
-    return {**shown, "body_size_bytes": len(body), "body_sha256": sha256}
+    return {**details, "body_size_bytes": len(body), "body_sha256": sha256}
 
 
 def _without_nulls(details: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in details.items() if value is not None}
-
-
-def event_order(event: LifeEvent) -> tuple[datetime, int, int, int, str]:
-    """Sort key of an event: its time, then the order of the tables."""
-    details = event.details
-    place = details.get("op_version", NOTHING), details.get("ordinal", 0)
-    stage = list(LifeStage).index(event.stage)
-    return event.at, stage, *place, details.get("message_id", "")

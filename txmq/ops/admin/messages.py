@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from txmq.store.settled import SettledLog
 
 
-# --- found_message:
-
 PLACE_COLUMNS = ("queue_id", "queue_offset", "life", "op_version", "store_timestamp")
 _UNPUBLISHED = {
     TransactionState.PENDING: "half",
@@ -59,6 +57,18 @@ _UNDELIVERED = {
     DeliveryState.DELIVERED: "delivered, not published yet",
     DeliveryState.RECALLED: "recalled",
 }
+_KEY_COLUMNS = ("keys", "message_id", "op_version", "queue_offset")
+# RocketMQ's queryMsgByKey.
+MAX_COUNT = 64
+# Records of a message may come from a machine whose clock is behind.
+CLOCK_SLACK_MS = 3_600_000
+_CONTENT = (
+    "message_id", "transaction_id", "sequence", "producer_group", "tags", "keys", "properties",
+    "sharding_key", "born_timestamp",
+)  # fmt: skip
+_HALF_COLUMNS = (*_CONTENT, "real_topic", "delay_s", "deliver_timestamp", "ordinary")
+_TOPIC_COLUMNS = (*_CONTENT, "topic", *PLACE_COLUMNS)
+_INTERNAL = frozenset({SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,35 +141,12 @@ class FoundMessage:
         return _UNPUBLISHED[self.state]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a body that is not UTF-8 text is in base64."""
+        """Return plain values, for JSON; a body that is not UTF-8 text is in base64."""
         values = plain(replace(self, body=None, trace=()))
         del values["body"]
         body = {} if self.body is None else body_values(self.body)
         trace = [json.loads(encoded(record)) for record in self.trace]
         return {"where": self.where, **values, "trace": trace, **body}
-
-
-def record_moment(record: TraceRecord) -> tuple[int, bool]:
-    """Sort key of a trace record: its time; at the same time an end comes last."""
-    return record.time_ms, record.trace_type is TraceType.END_TRANSACTION
-
-
-def message_place(row: Mapping[str, Any]) -> MessagePlace:
-    """The place of a row of a topic; `row["in"]` names that topic."""
-    return MessagePlace(topic=row["in"], **{name: row[name] for name in PLACE_COLUMNS})
-
-
-def body_values(body: bytes) -> dict[str, str]:
-    """A body for JSON: as text, or in base64 if it is not UTF-8."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode("ascii")}
-
-
-# --- key_search:
-
-_KEY_COLUMNS = ("keys", "message_id", "op_version", "queue_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,83 +162,6 @@ class KeySearch:
     messages: tuple[FoundMessage, ...]
     rows: int
     is_complete: bool
-
-
-@dataclass(slots=True)
-class RowBudget:
-    """How many rows may still be read."""
-
-    rows: float = inf
-    was_enough: bool = True
-
-    def take(self, rows: int) -> bool:
-        """Whether so many may be read; then they are taken."""
-        if rows > self.rows:
-            self.was_enough = False
-            return False
-        self.rows -= rows
-        return True
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Hit:
-    """A message that has the key; newer ones are greater."""
-
-    op_version: int
-    queue_offset: int
-    message_id: str
-
-
-def hits_of(table: ReadTable, key: str, max_count: int, budget: RowBudget) -> list[Hit]:
-    """The newest messages of a topic that have the key, as far as the budget allows."""
-    hits: list[Hit] = []
-    for span in sorted(table.ranges("op_version"), key=_newest_first):
-        is_full = len(hits) >= max_count and span.high is not None
-        if is_full and span.high < hits[max_count - 1].op_version:
-            break
-        if not budget.take(span.file.num_records):
-            break
-        more = _hits_in(table.read([span.file], _KEY_COLUMNS), key)
-        hits = sorted([*hits, *more], reverse=True)
-    return hits[:max_count]
-
-
-def is_one_key(key: object) -> bool:
-    """Whether a message may have this as one of its keys."""
-    is_key = isinstance(key, str) and bool(key) and KEY_SEPARATOR not in key
-    # No text has half of a surrogate pair, and Arrow takes none.
-    return is_key and not any("\ud800" <= letter <= "\udfff" for letter in str(key))
-
-
-def has_key(keys: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
-    """Whether each text has `key` as one of its words."""
-    padded = pc.binary_join_element_wise("", pc.fill_null(keys, ""), "", KEY_SEPARATOR)
-    return pc.match_substring(padded, f"{KEY_SEPARATOR}{key}{KEY_SEPARATOR}")
-
-
-def _newest_first(span: FileRange) -> tuple[bool, int]:
-    """Sort key of files; a file without statistics comes first."""
-    return span.high is not None, -(span.high or 0)
-
-
-def _hits_in(rows: pa.Table, key: str) -> Iterator[Hit]:
-    for row in rows.filter(has_key(rows["keys"], key)).drop_columns(["keys"]).to_pylist():
-        yield Hit(row["op_version"], row["queue_offset"], row["message_id"])
-
-
-# --- messages:
-
-# RocketMQ's queryMsgByKey.
-MAX_COUNT = 64
-# Records of a message may come from a machine whose clock is behind.
-CLOCK_SLACK_MS = 3_600_000
-_CONTENT = (
-    "message_id", "transaction_id", "sequence", "producer_group", "tags", "keys", "properties",
-    "sharding_key", "born_timestamp",
-)  # fmt: skip
-_HALF_COLUMNS = (*_CONTENT, "real_topic", "delay_s", "deliver_timestamp", "ordinary")
-_TOPIC_COLUMNS = (*_CONTENT, "topic", *PLACE_COLUMNS)
-_INTERNAL = frozenset({SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
 
 
 class MessageQuery:
@@ -273,7 +183,7 @@ class MessageQuery:
     def by_id(
         self, message_id: str, *, with_body: bool = False, with_trace: bool = True
     ) -> FoundMessage:
-        """One message and its trace.
+        """Read one message and its trace.
 
         Reads: of half, op, settled, the schedule and the topics the files that may hold its
         transaction; the keys of the trace topic. Commits: 0.
@@ -299,7 +209,7 @@ class MessageQuery:
     def by_transaction(
         self, transaction_id: str, *, max_count: int = MAX_COUNT, with_body: bool = False
     ) -> tuple[FoundMessage, ...]:
-        """The messages of a transaction in their order, and their trace.
+        """Read the messages of a transaction in their order, and their trace.
 
         Args:
             transaction_id: the transaction.
@@ -327,7 +237,7 @@ class MessageQuery:
         max_count: int = MAX_COUNT,
         with_body: bool = False,
     ) -> tuple[FoundMessage, ...]:
-        """Messages in topics that have `key` among their keys, newest first, without their trace.
+        """Read the messages with `key` among their keys, newest first, without their trace.
 
         Half messages are not searched. Keys have no index, so the key column is read, of the
         newest files first, until `max_count` messages are found.
@@ -348,7 +258,7 @@ class MessageQuery:
     def newest_by_key(
         self, key: str, *, topic: str | None = None, max_count: int = MAX_COUNT, max_rows: int
     ) -> KeySearch:
-        """As `by_key`, but of each topic only the newest files, `max_rows` rows in all at most.
+        """Search as `by_key`, but only the newest files: `max_rows` rows in all at most.
 
         Args:
             key, topic, max_count: as of `by_key`.
@@ -363,24 +273,25 @@ class MessageQuery:
 
     # --- by key ------------------------------------------------------------------------------
 
-    def _searched(self, key: str, topic: str | None) -> list[str]:
-        if not is_one_key(key):
-            raise InvalidNameError("key", key, "pass one key, without a space")
-        if topic is None:
-            return [name for name in self._store.topics() if name != TRACE_TOPIC]
-        self._store.topic_location(topic)
-        return [check_readable_topic(topic)]
-
     def _newest(
         self, key: str, topic: str | None, max_count: int, budget: RowBudget, *, with_body: bool
     ) -> tuple[FoundMessage, ...]:
-        names = self._searched(key, topic)
+        names = self._topics_to_search(key, topic)
         check_max_messages(max_count, "max_count")
         hits = [hit for name in names for hit in hits_of(self._table(name), key, max_count, budget)]
         newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
         message_ids = list(newest)[:max_count]
         ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))
         return self._messages(ids, message_ids, with_body=with_body)
+
+    def _topics_to_search(self, key: str, topic: str | None) -> list[str]:
+        """List the topics to search. Raises: InvalidNameError, TopicNotFoundError."""
+        if not is_one_key(key):
+            raise InvalidNameError("key", key, "pass one key, without a space")
+        if topic is None:
+            return self._all_topics()
+        self._store.topic_location(topic)
+        return [check_readable_topic(topic)]
 
     # --- the messages of some ids ----------------------------------------------------------------
 
@@ -392,7 +303,7 @@ class MessageQuery:
         with_body: bool,
         with_trace: bool = False,
     ) -> tuple[FoundMessage, ...]:
-        """Those of the messages that any table holds, in the order of `message_ids`."""
+        """Read those of the messages that any table holds, in the order of `message_ids`."""
         ids, body = pa.array(transaction_ids, pa.string()), (("body",) if with_body else ())
         logs = self._store.tables.logs()
         half_rows = logs.half.table.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body))
@@ -419,26 +330,26 @@ class MessageQuery:
         )
 
     def _message_ids(self, transaction_id: str) -> list[str]:
-        """The ids of all messages of a transaction, in their order."""
+        """Read the ids of all messages of a transaction, in their order."""
         ids = pa.array([transaction_id], pa.string())
         half = self._store.tables.half_log().table
         rows = half.rows_of("transaction_id", ids, ("sequence", "message_id", "real_topic"))
         rows = rows.filter(pc.is_valid(rows["real_topic"])).select(["sequence", "message_id"])
         if not rows.num_rows:
             tables = [self._table(topic) for topic in self._all_topics()]
-            parts = [t.rows_of("transaction_id", ids, rows.column_names) for t in tables]
-            rows = pa.concat_tables([rows, *parts])
+            by_topic = [t.rows_of("transaction_id", ids, rows.column_names) for t in tables]
+            rows = pa.concat_tables([rows, *by_topic])
         pairs = zip(rows["sequence"].to_pylist(), rows["message_id"].to_pylist(), strict=True)
         return [message_id for _, message_id in sorted(set(pairs))]
 
     def _topics_of(
         self, halves: Mapping[str, Mapping[str, Any]], message_ids: Sequence[str]
     ) -> list[str]:
-        """The topics that may hold these messages; a message without a half may be in any."""
+        """List the topics that may hold these messages; one without a half may be in any."""
         if any(message_id not in halves for message_id in message_ids):
             return self._all_topics()
-        sent = {half["real_topic"] for half in halves.values()} | _INTERNAL
-        return sorted(filter(self._is_there, sent))
+        topics = {half["real_topic"] for half in halves.values()} | _INTERNAL
+        return sorted(filter(self._is_there, topics))
 
     def _all_topics(self) -> list[str]:
         return [name for name in self._store.topics() if name != TRACE_TOPIC]
@@ -464,7 +375,7 @@ class MessageQuery:
     # --- the trace ---------------------------------------------------------------------------
 
     def _trace(self, transaction_id: str) -> list[TraceRecord]:
-        """The trace records of one transaction, oldest first."""
+        """Read the trace records of one transaction, oldest first."""
         table = self._table(TRACE_TOPIC)
         if not table.exists():
             return []
@@ -478,25 +389,15 @@ class MessageQuery:
         return sorted(records, key=record_moment)
 
 
+# --- one message ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class _Delivery:
     """The state of a delayed message, and the commit of the op log that led to it."""
 
     state: DeliveryState
     op_version: float = inf
-
-
-def _is_one_of(rows: pa.Table, message_ids: Sequence[str]) -> pa.ChunkedArray:
-    return pc.is_in(rows["message_id"], value_set=pa.array(message_ids, pa.string()))
-
-
-def _by_id(rows: pa.Table, message_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The first half of each message; a retried append may have written it twice."""
-    rows = rows.filter(pc.and_(_is_one_of(rows, message_ids), pc.is_valid(rows["real_topic"])))
-    halves: dict[str, dict[str, Any]] = {}
-    for row in python_rows(rows):
-        halves.setdefault(row["message_id"], row)
-    return halves
 
 
 def _deliveries(settled: SettledLog, ids: pa.Array) -> dict[str, _Delivery]:
@@ -507,35 +408,6 @@ def _deliveries(settled: SettledLog, ids: pa.Array) -> dict[str, _Delivery]:
         for row in settled.deliveries_of(ids).to_pylist()
         for sequence in row["sequences"]
     }
-
-
-def _about(records: Iterable[TraceRecord], message_id: str) -> tuple[TraceRecord, ...]:
-    """Records that name the message or are about its whole transaction."""
-    return tuple(
-        record
-        for record in records
-        if record.trace_type is TraceType.END_TRANSACTION
-        or not record.messages
-        or any(message.message_id == message_id for message in record.messages)
-    )
-
-
-def _decoded(bodies: Iterable[bytes]) -> Iterator[TraceRecord]:
-    for body in bodies:
-        try:
-            yield decoded(body)
-        except InvalidBodyError:
-            # Other programs may append to the topic.
-            continue
-
-
-def _shown_at(known: Known, delivery: _Delivery | None) -> float:
-    """The op version whose publishing made the message visible; infinite if none has."""
-    if known.state is not TransactionState.COMMITTED:
-        return inf
-    if delivery is None:
-        return inf if known.op_version is None else known.op_version
-    return delivery.op_version if delivery.state is DeliveryState.DELIVERED else inf
 
 
 def _found_message(  # noqa: PLR0913, PLR0917 - the parts of a message
@@ -575,3 +447,131 @@ def _found_message(  # noqa: PLR0913, PLR0917 - the parts of a message
         trace=trace,
         body=row.get("body"),
     )
+
+
+def _shown_at(known: Known, delivery: _Delivery | None) -> float:
+    """Return the op version whose publishing made the message visible; infinite if none has."""
+    if known.state is not TransactionState.COMMITTED:
+        return inf
+    if delivery is None:
+        return inf if known.op_version is None else known.op_version
+    return delivery.op_version if delivery.state is DeliveryState.DELIVERED else inf
+
+
+def _by_id(rows: pa.Table, message_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the first half of each message; a retried append may have written it twice."""
+    rows = rows.filter(pc.and_(_is_one_of(rows, message_ids), pc.is_valid(rows["real_topic"])))
+    halves: dict[str, dict[str, Any]] = {}
+    for row in python_rows(rows):
+        halves.setdefault(row["message_id"], row)
+    return halves
+
+
+def _is_one_of(rows: pa.Table, message_ids: Sequence[str]) -> pa.ChunkedArray:
+    return pc.is_in(rows["message_id"], value_set=pa.array(message_ids, pa.string()))
+
+
+def message_place(row: Mapping[str, Any]) -> MessagePlace:
+    """Return the place of a row of a topic; `row["in"]` names that topic."""
+    return MessagePlace(topic=row["in"], **{name: row[name] for name in PLACE_COLUMNS})
+
+
+def body_values(body: bytes) -> dict[str, str]:
+    """Make a body fit for JSON: as text, or in base64 if it is not UTF-8."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
+# --- search by key --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RowBudget:
+    """How many rows may still be read."""
+
+    rows: float = inf
+    was_enough: bool = True
+
+    def take(self, rows: int) -> bool:
+        """Take so many rows; return False if they may not be read any more."""
+        if rows > self.rows:
+            self.was_enough = False
+            return False
+        self.rows -= rows
+        return True
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Hit:
+    """A message that has the key; newer ones are greater."""
+
+    op_version: int
+    queue_offset: int
+    message_id: str
+
+
+def hits_of(table: ReadTable, key: str, max_count: int, budget: RowBudget) -> list[Hit]:
+    """Find the newest messages of a topic that have the key, as far as the budget allows."""
+    hits: list[Hit] = []
+    for span in sorted(table.ranges("op_version"), key=_newest_first):
+        is_full = len(hits) >= max_count and span.high is not None
+        if is_full and span.high < hits[max_count - 1].op_version:
+            break
+        if not budget.take(span.file.num_records):
+            break
+        more = _hits_in(table.read([span.file], _KEY_COLUMNS), key)
+        hits = sorted([*hits, *more], reverse=True)
+    return hits[:max_count]
+
+
+def _newest_first(span: FileRange) -> tuple[bool, int]:
+    """Return the sort key of files; a file without statistics comes first."""
+    return span.high is not None, -(span.high or 0)
+
+
+def _hits_in(rows: pa.Table, key: str) -> Iterator[Hit]:
+    for row in rows.filter(has_key(rows["keys"], key)).drop_columns(["keys"]).to_pylist():
+        yield Hit(row["op_version"], row["queue_offset"], row["message_id"])
+
+
+def is_one_key(key: object) -> bool:
+    """Tell whether a message may have this as one of its keys."""
+    is_key = isinstance(key, str) and bool(key) and KEY_SEPARATOR not in key
+    # No text has half of a surrogate pair, and Arrow takes none.
+    return is_key and not any("\ud800" <= letter <= "\udfff" for letter in str(key))
+
+
+def has_key(keys: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
+    """Tell of each text whether it has `key` as one of its words."""
+    padded = pc.binary_join_element_wise("", pc.fill_null(keys, ""), "", KEY_SEPARATOR)
+    return pc.match_substring(padded, f"{KEY_SEPARATOR}{key}{KEY_SEPARATOR}")
+
+
+# --- trace ----------------------------------------------------------------------------------------
+
+
+def _about(records: Iterable[TraceRecord], message_id: str) -> tuple[TraceRecord, ...]:
+    """Choose the records that name the message or are about its whole transaction."""
+    return tuple(
+        record
+        for record in records
+        if record.trace_type is TraceType.END_TRANSACTION
+        or not record.messages
+        or any(message.message_id == message_id for message in record.messages)
+    )
+
+
+def _decoded(bodies: Iterable[bytes]) -> Iterator[TraceRecord]:
+    for body in bodies:
+        try:
+            yield decoded(body)
+        except InvalidBodyError:
+            # Other programs may append to the topic.
+            continue
+
+
+def record_moment(record: TraceRecord) -> tuple[int, bool]:
+    """Return the sort key of a trace record: its time; at the same time an end comes last."""
+    return record.time_ms, record.trace_type is TraceType.END_TRANSACTION

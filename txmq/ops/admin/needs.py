@@ -31,7 +31,7 @@ STILL_MAX_S = 300.0
 
 
 class Urgency(enum.StrEnum):
-    """Whether a need wakes somebody or can wait for the morning."""
+    """How urgent a need is: it wakes somebody, or it can wait for the morning."""
 
     NOW = "now"
     SOON = "soon"

@@ -36,97 +36,16 @@ from txmq.message.message import LocalTransactionState
 from txmq.message.names import check_stored_group
 from txmq.message.reasons import GIVE_UP, signed_reason
 from txmq.store.claim_writer import ClaimWriter
-from txmq.store.half import HalfLog
 from txmq.store.known import KnownReader, no_transaction
 from txmq.store.op import OpRow
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import last_facts
 from txmq.store.store import Store, check_store
 
-# --- operator_result:
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorResult:
-    """The effect of an operator's claim; without `apply` the effect that it would have.
-
-    Attributes:
-        kind: COMMIT, ROLLBACK or RESUME.
-        reason: the reason with the name of the OS user, as the row holds it.
-        state_before, state_after: the state before and after the claim.
-        life: how often the transaction has been resumed after the claim.
-        source: who wrote the claim that led to `state_after`.
-        messages: how many messages the transaction has in each topic.
-        problem: MISSING or CONFLICT where the half messages must be repaired first; of a
-            transaction that is given up, the file that cannot be read.
-        is_needed: false where the transaction already has this end; then nothing is written.
-        op_version: the commit that holds the row; None where none was written.
-    """
-
-    transaction_id: str
-    producer_group: str
-    kind: ClaimKind
-    reason: str
-    state_before: TransactionState
-    state_after: TransactionState
-    life: int
-    source: str
-    messages: Mapping[str, int]
-    problem: str | None = None
-    is_needed: bool = False
-    op_version: int | None = None
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the row is in the op log."""
-        return self.op_version is not None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**plain(self), "is_written": self.is_written}
-
-
-def planned_give_up(store: Store, transaction_id: str, reason: str) -> OperatorResult:
-    """What it would lead to if the messages that cannot be read were given up; 0 commits.
-
-    Raises: ClaimWithoutEffectError, StorageError.
-    """
-    entry = read_set_aside(store.tables).transactions.get(transaction_id)
-    if entry is None:
-        next_step = "only what txmq status shows as set aside can be given up"
-        raise ClaimWithoutEffectError(transaction_id, "a give-up", "not set aside", next_step)
-    logs, ids = store.tables.logs(), pa.array([transaction_id], pa.string())
-    logs.refresh()
-    rows, _ = logs.half.readable_summaries(ids)
-    facts = last_facts(logs.settled.facts_of(ids)).to_pylist()
-    before = TransactionState(facts[0]["state"]) if facts else TransactionState.PENDING
-    groups = pc.unique(rows["producer_group"]).drop_null().to_pylist()
-    known = [*sorted(groups), entry.producer_group, logs.settled.group_of(transaction_id)]
-    return OperatorResult(
-        transaction_id=transaction_id,
-        producer_group=next(group for group in [*known, ""] if group is not None),
-        kind=ClaimKind.ROLLBACK,
-        reason=reason,
-        state_before=before,
-        state_after=before if before in FINAL_STATES else TransactionState.ROLLED_BACK,
-        life=facts[0]["life"] if facts else 0,
-        source=ClaimSource.OPERATOR.value,
-        messages=messages_by_topic(rows),
-        problem=entry.problem,
-        is_needed=entry.giver_up is None,
-    )
-
-
-def messages_by_topic(rows: pa.Table) -> dict[str, int]:
-    """How many messages the rows of one transaction hold for each topic."""
-    rows = rows.filter(pc.is_valid(rows["real_topic"]))
-    # A retried append wrote its rows twice; they count once.
-    messages = rows.group_by(["sequence", "real_topic"]).aggregate([])
-    counts = messages["real_topic"].value_counts().to_pylist()
-    return {count["values"]: count["counts"] for count in sorted(counts, key=lambda c: c["values"])}
-
-
-# --- open:
+_ENDS = {
+    LocalTransactionState.COMMIT: ClaimKind.COMMIT,
+    LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,55 +90,44 @@ class DiscardedTransaction(Plain):
     reason: str | None
 
 
-def open_row(row: Mapping[str, Any], halves: Halves | None, now_ms: int) -> OpenTransaction:
-    """A row of `open_transactions` as a value."""
-    state = TransactionState(row["state"])
-    is_pending = state is TransactionState.PENDING
-    return OpenTransaction(
-        transaction_id=row["transaction_id"],
-        producer_group=row["producer_group"],
-        state=state,
-        life=row["life"],
-        age_s=_age_s(row["transaction_id"], now_ms),
-        check_times=row["check_times"],
-        next_check=row["deadline"] if is_pending else None,
-        is_due=row["is_due"],
-        reason=row["reason"],
-        problem=row["problem"] if halves is None else halves.problem,
-    )
+@dataclass(frozen=True, slots=True)
+class OperatorResult:
+    """The effect of an operator's claim; without `apply` the effect that it would have.
 
+    Attributes:
+        kind: COMMIT, ROLLBACK or RESUME.
+        reason: the reason with the name of the OS user, as the row holds it.
+        state_before, state_after: the state before and after the claim.
+        life: how often the transaction has been resumed after the claim.
+        source: who wrote the claim that led to `state_after`.
+        messages: how many messages the transaction has in each topic.
+        problem: MISSING or CONFLICT where the half messages must be repaired first; of a
+            transaction that is given up, the file that cannot be read.
+        is_needed: false where the transaction already has this end; then nothing is written.
+        op_version: the commit that holds the row; None where none was written.
+    """
 
-def discarded_row(row: Mapping[str, Any], claim: Mapping[str, Any]) -> DiscardedTransaction:
-    """A row of `open_transactions` and the claim that discarded it as a value."""
-    return DiscardedTransaction(
-        transaction_id=row["transaction_id"],
-        producer_group=row["producer_group"],
-        life=row["life"],
-        check_times=row["check_times"],
-        discarded_at=claim.get("op_timestamp"),
-        reason=claim.get("reason"),
-    )
+    transaction_id: str
+    producer_group: str
+    kind: ClaimKind
+    reason: str
+    state_before: TransactionState
+    state_after: TransactionState
+    life: int
+    source: str
+    messages: Mapping[str, int]
+    problem: str | None = None
+    is_needed: bool = False
+    op_version: int | None = None
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the row is in the op log."""
+        return self.op_version is not None
 
-def life_key(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    """The key of one life of one transaction."""
-    return row["transaction_id"], row["producer_group"], row["life"]
-
-
-def _age_s(transaction_id: str, now_ms: int) -> float | None:
-    try:
-        return max(0.0, (now_ms - transaction_time_ms(transaction_id)) / 1000)
-    except ValueError:
-        # A program other than txmq may have written a half with any id.
-        return None
-
-
-# --- operator:
-
-_ENDS = {
-    LocalTransactionState.COMMIT: ClaimKind.COMMIT,
-    LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
-}
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**plain(self), "is_written": self.is_written}
 
 
 class Operator:
@@ -246,7 +154,7 @@ class Operator:
     def open_transactions(
         self, *, producer_group: str | None = None
     ) -> tuple[OpenTransaction, ...]:
-        """All transactions without a final end: PENDING, DISCARDED, INCOMPLETE.
+        """List all transactions without a final end: PENDING, DISCARDED, INCOMPLETE.
 
         Args:
             producer_group: the stored name of a group, to list only its transactions.
@@ -267,7 +175,7 @@ class Operator:
         return tuple(open_row(row, halves.get(row["transaction_id"]), now_ms) for row in rows)
 
     def discarded(self, *, producer_group: str | None = None) -> tuple[DiscardedTransaction, ...]:
-        """All DISCARDED transactions; `resume` opens one again.
+        """List all DISCARDED transactions; `resume` opens one again.
 
         Args:
             producer_group: the stored name of a group, to list only its transactions.
@@ -347,17 +255,13 @@ class Operator:
         """
         signed = GIVE_UP + signed_reason(reason)
         transaction_id = check_transaction_id(transaction_id)
-        planned = planned_give_up(self._store, transaction_id, signed)
-        if not apply or not planned.is_needed:
-            return planned
-        claims = ClaimWriter(
-            self._store.tables.op_log(), "operator", self._store.config.half_queues
-        )
+        plan = planned_give_up(self._store, transaction_id, signed)
+        if not apply or not plan.is_needed:
+            return plan
         source, now_ms = ClaimSource.OPERATOR, self._clock.now_ms()
-        group = planned.producer_group
+        group = plan.producer_group
         row = OpRow(transaction_id, ClaimKind.ROLLBACK, group, source, now_ms, reason=signed)
-        claims.append([row])
-        return replace(planned, op_version=claims.last_version())
+        return replace(plan, op_version=self._append(row))
 
     def resume(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
         """Open a DISCARDED or INCOMPLETE transaction again; a dry run unless `apply`.
@@ -391,7 +295,7 @@ class Operator:
         return rows if group is None else rows.filter(pc.equal(rows["producer_group"], group))
 
     def _discards(self, transaction_ids: pa.Array) -> dict[tuple[str, str, int], dict[str, Any]]:
-        """The first DISCARD row of each life; only the first one took effect."""
+        """Read the first DISCARD row of each life; only the first one took effect."""
         rows = self._store.tables.op_log().rows_about(transaction_ids)
         rows = rows.filter(pc.equal(rows["kind"], ClaimKind.DISCARD.value))
         first: dict[tuple[str, str, int], dict[str, Any]] = {}
@@ -400,7 +304,7 @@ class Operator:
         return first
 
     def _read(self, transaction_id: str) -> _TransactionNow:
-        """The transaction by all claims that are durable now, settled or not."""
+        """Read the transaction by all claims that are durable now, settled or not."""
         logs = self._store.tables.logs()
         known = KnownReader(logs).of(transaction_id)
         if known.state is None or known.producer_group is None or known.source is None:
@@ -417,35 +321,90 @@ class Operator:
     ) -> OperatorResult:
         signed = signed_reason(reason)
         before = self._read(check_transaction_id(transaction_id))
-        messages = _messages_by_topic(self._store.tables.half_log(), before.transaction_id)
+        ids = pa.array([before.transaction_id], pa.string())
+        messages = messages_by_topic(self._store.tables.half_log().summaries(ids))
         unchanged = before.result(kind, signed, messages)
         if kind is not ClaimKind.RESUME and before.standing.state is end_asked_for(kind):
             return unchanged
         row = before.row(kind, signed, self._clock.now_ms())
         after = before.after(row)
-        planned = replace(
+        plan = replace(
             unchanged,
             state_after=after.state,
             life=after.life,
             source=ClaimSource.OPERATOR.value,
             is_needed=True,
         )
-        return self._applied(planned, row) if apply else planned
+        return self._apply(plan, row) if apply else plan
 
-    def _applied(self, planned: OperatorResult, row: OpRow) -> OperatorResult:
-        claims = ClaimWriter(
-            self._store.tables.op_log(), "operator", self._store.config.half_queues
-        )
-        claims.append([row])
+    def _apply(self, plan: OperatorResult, row: OpRow) -> OperatorResult:
+        """Write the row, and read what it led to. Raises: as `resolve`."""
+        op_version = self._append(row)
         after = self._read(row.transaction_id)
         after.check_took_effect(row)
         return replace(
-            planned,
+            plan,
             state_after=after.standing.state,
             life=after.standing.life,
             source=after.source,
-            op_version=claims.last_version(),
+            op_version=op_version,
         )
+
+    def _append(self, row: OpRow) -> int | None:
+        """Append a claim of an operator to op: one commit. Return its version."""
+        op, queues = self._store.tables.op_log(), self._store.config.half_queues
+        claims = ClaimWriter(op, "operator", queues)
+        claims.append([row])
+        return claims.last_version()
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+def open_row(row: Mapping[str, Any], halves: Halves | None, now_ms: int) -> OpenTransaction:
+    """Make a value of a row of `open_transactions`."""
+    state = TransactionState(row["state"])
+    is_pending = state is TransactionState.PENDING
+    return OpenTransaction(
+        transaction_id=row["transaction_id"],
+        producer_group=row["producer_group"],
+        state=state,
+        life=row["life"],
+        age_s=_age_s(row["transaction_id"], now_ms),
+        check_times=row["check_times"],
+        next_check=row["deadline"] if is_pending else None,
+        is_due=row["is_due"],
+        reason=row["reason"],
+        problem=row["problem"] if halves is None else halves.problem,
+    )
+
+
+def discarded_row(row: Mapping[str, Any], claim: Mapping[str, Any]) -> DiscardedTransaction:
+    """Make a value of a row of `open_transactions` and the claim that discarded it."""
+    return DiscardedTransaction(
+        transaction_id=row["transaction_id"],
+        producer_group=row["producer_group"],
+        life=row["life"],
+        check_times=row["check_times"],
+        discarded_at=claim.get("op_timestamp"),
+        reason=claim.get("reason"),
+    )
+
+
+def life_key(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Return the key of one life of one transaction."""
+    return row["transaction_id"], row["producer_group"], row["life"]
+
+
+def _age_s(transaction_id: str, now_ms: int) -> float | None:
+    try:
+        return max(0.0, (now_ms - transaction_time_ms(transaction_id)) / 1000)
+    except ValueError:
+        # A program other than txmq may have written a half with any id.
+        return None
+
+
+# --- claims ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +417,7 @@ class _TransactionNow:
     source: str
 
     def result(self, kind: ClaimKind, reason: str, messages: Mapping[str, int]) -> OperatorResult:
-        """The result of a claim that is not needed: nothing changes."""
+        """Return the result of a claim that is not needed: nothing changes."""
         return OperatorResult(
             transaction_id=self.transaction_id,
             producer_group=self.halves.producer_group,
@@ -473,7 +432,7 @@ class _TransactionNow:
         )
 
     def row(self, kind: ClaimKind, reason: str, now_ms: int) -> OpRow:
-        """The row of the claim, for the group that prepared the transaction."""
+        """Make the row of the claim, for the group that prepared the transaction."""
         group, life = self.halves.producer_group, None
         if kind is ClaimKind.RESUME:
             life = self.standing.life + 1
@@ -481,7 +440,7 @@ class _TransactionNow:
         return OpRow(self.transaction_id, kind, group, source, now_ms, life=life, reason=reason)
 
     def after(self, row: OpRow) -> Standing:
-        """The standing after the row.
+        """Return the standing after the row.
 
         Raises: AlreadyResolvedError, IncompleteTransactionError, ClaimWithoutEffectError.
         """
@@ -529,5 +488,41 @@ def _next_step(kind: ClaimKind, state: TransactionState) -> str:
     return "resume it first"
 
 
-def _messages_by_topic(half: HalfLog, transaction_id: str) -> dict[str, int]:
-    return messages_by_topic(half.summaries(pa.array([transaction_id], pa.string())))
+def planned_give_up(store: Store, transaction_id: str, reason: str) -> OperatorResult:
+    """Tell what giving up the messages that cannot be read would lead to; 0 commits.
+
+    Raises: ClaimWithoutEffectError, StorageError.
+    """
+    entry = read_set_aside(store.tables).transactions.get(transaction_id)
+    if entry is None:
+        next_step = "only what txmq status shows as set aside can be given up"
+        raise ClaimWithoutEffectError(transaction_id, "a give-up", "not set aside", next_step)
+    logs, ids = store.tables.logs(), pa.array([transaction_id], pa.string())
+    logs.refresh()
+    rows, _ = logs.half.readable_summaries(ids)
+    facts = last_facts(logs.settled.facts_of(ids)).to_pylist()
+    before = TransactionState(facts[0]["state"]) if facts else TransactionState.PENDING
+    groups = pc.unique(rows["producer_group"]).drop_null().to_pylist()
+    owners = [*sorted(groups), entry.producer_group, logs.settled.group_of(transaction_id)]
+    return OperatorResult(
+        transaction_id=transaction_id,
+        producer_group=next(group for group in [*owners, ""] if group is not None),
+        kind=ClaimKind.ROLLBACK,
+        reason=reason,
+        state_before=before,
+        state_after=before if before in FINAL_STATES else TransactionState.ROLLED_BACK,
+        life=facts[0]["life"] if facts else 0,
+        source=ClaimSource.OPERATOR.value,
+        messages=messages_by_topic(rows),
+        problem=entry.problem,
+        is_needed=entry.giver_up is None,
+    )
+
+
+def messages_by_topic(rows: pa.Table) -> dict[str, int]:
+    """Count the messages that the rows of one transaction hold for each topic."""
+    rows = rows.filter(pc.is_valid(rows["real_topic"]))
+    # A retried append wrote its rows twice; they count once.
+    messages = rows.group_by(["sequence", "real_topic"]).aggregate([])
+    counts = messages["real_topic"].value_counts().to_pylist()
+    return {count["values"]: count["counts"] for count in sorted(counts, key=lambda c: c["values"])}

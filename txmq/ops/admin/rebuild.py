@@ -1,4 +1,4 @@
-"""Step 3 of rebuilding a topic: write the rows that it should show and swap them in, in one commit.
+"""Rebuilds a topic: writes the rows that it should show and swaps them in, in one commit.
 
 Rows, mark and next offsets change in the same commit, through a handle that was opened just
 before. A publisher that still holds the old version is refused and continues with the new one.
@@ -40,61 +40,6 @@ from txmq.publish.plan import Plan
 from txmq.publish.progress import PublishProgress
 from txmq.store.store import Store
 from txmq.store.topic import REBUILD_MARK, offsets_in_order
-
-# --- rebuild_groups:
-
-
-class RebuiltGroups:
-    """Groups that have read beyond the first offset that moves, or are reading the topic.
-
-    Their next offset would name another message: restored messages before it were never seen, and
-    others come again.
-
-    Args:
-        store: the store of the groups.
-        topic: the stored name of the topic.
-        moved_from: by queue the first offset that a rebuild gives to another message.
-    """
-
-    def __init__(self, store: Store, topic: str, moved_from: Mapping[int, int]) -> None:
-        """Nothing is read yet."""
-        self._store, self._topic = store, topic
-        self._first = {TopicQueue(topic, queue): offset for queue, offset in moved_from.items()}
-
-    def names(self) -> tuple[str, ...]:
-        """The stored names of these groups; 0 commits. Raises: StorageError."""
-        if not self._first:
-            return ()
-        groups = (group_in(self._store, name) for name in group_names(self._store))
-        return tuple(group.name for group in groups if self._is_led_astray(group.read()))
-
-    def check(self) -> None:
-        """Raise TopicNotRebuiltError if there are such groups; 0 commits."""
-        if names := self.names():
-            where = ", ".join(f"{q.queue_id} from {n:,} on" for q, n in sorted(self._first.items()))
-            problem = (
-                f"is not rebuilt: offsets would move (queues {where}) under the consumer groups "
-                f"{', '.join(map(shown_name, names))}; close their members and reset their offsets "
-                "to there, or force it, which does both: what follows comes to them again"
-            )
-            raise TopicNotRebuiltError(self._topic, problem)
-
-    def reset(self, now_ms: int) -> None:
-        """Put these groups back to the first offset that moves: one commit for each group.
-
-        A retry puts nobody back twice. Raises: StorageError.
-        """
-        for name in self.names():
-            group_in(self._store, name).change(self._put_back, now_ms)
-
-    def _is_led_astray(self, state: GroupState) -> bool:
-        return self._put_back(state) != state
-
-    def _put_back(self, state: GroupState) -> GroupState:
-        return state.put_back(self._first) if self._topic in state.queues else state
-
-
-# --- rebuild_write:
 
 logger = logging.getLogger(__name__)
 # Publishers may have appended while the new end was written.
@@ -178,34 +123,38 @@ class _RebuildCommit:
         reached(FailPoint.PAYLOAD_WRITTEN)
 
     def commit(self) -> bool:
-        """One commit; false where the comparison is outdated and must be made again.
+        """Commit the files; return False if the comparison is outdated and must be made again.
 
         Raises: CommitConflictError, PayloadMissingError, StorageError.
         """
         for attempt in range(self._store.config.commit_attempts):
             # A publisher commits every few milliseconds, sooner than the new end is written.
             with self._log.table.in_turn() if attempt else nullcontext():
-                is_written = self._tried()
+                is_written = self._try()
             if is_written is not None:
                 return is_written
         problem = "publishers won every try; stop them, then try again"
         raise CommitConflictError(self._log.name, problem)
 
-    def _tried(self) -> bool | None:
-        """As `commit`; None where publishers were faster."""
+    def _try(self) -> bool | None:
+        """Do what `commit` does; return None if publishers were faster."""
         for _ in range(EXTENSIONS):
             self._log.table.refresh()
             if self._is_outdated():
                 return False
             if self._log.mark <= self.op_version:
-                return self._replaced()
+                return self._replace()
             self._extend()
         return None
 
-    def _replaced(self) -> bool | None:
-        self._spare_groups()
-        known = self._comparison.known_end
-        rebuilds = 0 if known is None else known.rebuilds
+    def _replace(self) -> bool | None:
+        # Groups may have read on while files were written.
+        if self._force:
+            self._groups.reset(self._now_ms)
+        else:
+            self._groups.check()
+        end = self._comparison.known_end
+        rebuilds = 0 if end is None else end.rebuilds
         try:
             self._log.replace_files(self._files, self.op_version, self._next, rebuilds)
         except CommitRefusedError:
@@ -213,15 +162,8 @@ class _RebuildCommit:
         reached(FailPoint.TOPIC_COMMITTED)
         return True
 
-    def _spare_groups(self) -> None:
-        """Groups may have read on while files were written."""
-        if self._force:
-            self._groups.reset(self._now_ms)
-        else:
-            self._groups.check()
-
     def _is_outdated(self) -> bool:
-        """Whether retention took messages away, or another rebuild was faster."""
+        """Tell whether retention took messages away, or another rebuild was faster."""
         begin = topic_begins(self._store).get(self._log.name)
         mark = self._log.table.mark(REBUILD_MARK)
         return begin != self._comparison.begin or self._rebuild_mark != mark
@@ -244,7 +186,7 @@ class _RebuildCommit:
         return self._log.next_offsets([queue])[queue]
 
     def _times(self, later: Expected) -> pa.Array:
-        """When publishers stored these messages; null where they have not yet."""
+        """Return when publishers stored these messages; null if they have not yet."""
         shown = shown_rows(self._log, None, skip=self._seen)
         self._seen |= {file.path for file in shown.files}
         rows = integers(pc.index_in(later.keys, value_set=shown.keys), NONE)
@@ -272,9 +214,9 @@ def _planned_files(
     """
     rows = plan.rows.append_column("store_timestamp", times)
     for start in range(0, rows.num_rows, FILE_ROWS):
-        part = Plan(plan.files, rows.slice(start, FILE_ROWS))
-        part_offsets = pa.array(offsets[start : start + part.rows.num_rows])
-        yield from ArrowEngine().write(table, part, part_offsets, now_ms)
+        of_file = Plan(plan.files, rows.slice(start, FILE_ROWS))
+        file_offsets = pa.array(offsets[start : start + of_file.rows.num_rows])
+        yield from ArrowEngine().write(table, of_file, file_offsets, now_ms)
 
 
 def _kept_files(comparison: TopicComparison) -> Iterator[NewFile]:
@@ -282,18 +224,69 @@ def _kept_files(comparison: TopicComparison) -> Iterator[NewFile]:
     table, kept_count = comparison.log.table, len(comparison.kept)
     for start in range(0, kept_count, FILE_ROWS):
         chosen = np.arange(start, min(start + FILE_ROWS, kept_count))
-        parts, statistics = _kept_rows(comparison, chosen), table.schema.statistics_columns
-        yield write_file(parts, table.columns, table.filesystem, statistics)
+        rows, statistics = _kept_rows(comparison, chosen), table.schema.statistics_columns
+        yield write_file(rows, table.columns, table.filesystem, statistics)
 
 
 def _kept_rows(comparison: TopicComparison, chosen: Integers) -> Iterator[pa.Table]:
-    """Kept rows with their new offsets, one file of the topic at a time."""
+    """Read kept rows with their new offsets, one file of the topic at a time."""
     shown, table = comparison.shown, comparison.log.table
     rows = comparison.kept[chosen]
     offsets = comparison.offsets[len(comparison.expected.keys) + chosen]
     for number in np.unique(shown.file[rows]):
         places = np.flatnonzero(shown.file[rows] == number)
-        whole = table.read([shown.files[number]], table.columns.names)
-        part = whole.take(pa.array(shown.row[rows[places]]))
-        index = part.schema.get_field_index("queue_offset")
-        yield part.set_column(index, part.schema.field(index), pa.array(offsets[places]))
+        of_file = table.read([shown.files[number]], table.columns.names)
+        messages = of_file.take(pa.array(shown.row[rows[places]]))
+        index = messages.schema.get_field_index("queue_offset")
+        yield messages.set_column(index, messages.schema.field(index), pa.array(offsets[places]))
+
+
+# --- consumer groups ------------------------------------------------------------------------------
+
+
+class RebuiltGroups:
+    """Finds groups that have read beyond the first offset that moves, or are reading the topic.
+
+    Their next offset would name another message: restored messages before it were never seen, and
+    others come again.
+
+    Args:
+        store: the store of the groups.
+        topic: the stored name of the topic.
+        moved_from: by queue the first offset that a rebuild gives to another message.
+    """
+
+    def __init__(self, store: Store, topic: str, moved_from: Mapping[int, int]) -> None:
+        """Read nothing yet."""
+        self._store, self._topic = store, topic
+        self._first = {TopicQueue(topic, queue): offset for queue, offset in moved_from.items()}
+
+    def names(self) -> tuple[str, ...]:
+        """List the stored names of these groups; 0 commits. Raises: StorageError."""
+        if not self._first:
+            return ()
+        groups = (group_in(self._store, name) for name in group_names(self._store))
+        states = ((group.name, group.read()) for group in groups)
+        return tuple(name for name, state in states if self._put_back(state) != state)
+
+    def check(self) -> None:
+        """Raise TopicNotRebuiltError if there are such groups; 0 commits."""
+        if names := self.names():
+            where = ", ".join(f"{q.queue_id} from {n:,} on" for q, n in sorted(self._first.items()))
+            problem = (
+                f"is not rebuilt: offsets would move (queues {where}) under the consumer groups "
+                f"{', '.join(map(shown_name, names))}; close their members and reset their offsets "
+                "to there, or force it, which does both: what follows comes to them again"
+            )
+            raise TopicNotRebuiltError(self._topic, problem)
+
+    def reset(self, now_ms: int) -> None:
+        """Put these groups back to the first offset that moves: one commit for each group.
+
+        A retry puts nobody back twice. Raises: StorageError.
+        """
+        for name in self.names():
+            group_in(self._store, name).change(self._put_back, now_ms)
+
+    def _put_back(self, state: GroupState) -> GroupState:
+        return state.put_back(self._first) if self._topic in state.queues else state

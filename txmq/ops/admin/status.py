@@ -58,165 +58,9 @@ if TYPE_CHECKING:
     from txmq.store.settled import ScheduleLog, SettledLog
 
 
-# --- counting:
-
 # Ages of open transactions, in seconds; of RocketMQ's finish_message_latency.
 AGE_BOUNDS_S = (5, 60, 600, 3_600, 43_200, 86_400)
 HALF_COLUMNS = ("transaction_id", "producer_group", "real_topic")
-
-
-@dataclass(frozen=True, slots=True)
-class TableSize(Plain):
-    """How large a table is now; maintenance merges its files."""
-
-    files: int
-    rows: int
-    size_bytes: int
-
-    @classmethod
-    def of(cls, files: Iterable[DataFile]) -> TableSize:
-        """The size of these files."""
-        files = list(files)
-        rows, size = sum(file.num_records for file in files), sum(f.size_bytes for f in files)
-        return cls(len(files), rows, size)
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far settle or publish is behind the op log.
-
-    Attributes:
-        op_version: everything up to this version is done; -1 before the first.
-        op_versions: how many commits of the op log are still to do.
-        seconds: how long the oldest claim in them has been waiting.
-    """
-
-    op_version: int
-    op_versions: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class OpenHalves:
-    """The halves of PENDING transactions.
-
-    Attributes:
-        owners: transaction_id and producer_group of each transaction once.
-        messages: how many messages wait, by their real topic.
-        unreadable: the problems of the files that were left out.
-    """
-
-    owners: pa.Table
-    messages: Mapping[str, int]
-    unreadable: tuple[str, ...]
-
-    def ages_ms(self, now_ms: int) -> Integers:
-        """The age of each transaction by its id."""
-        return np.maximum(0, now_ms - transaction_times_ms(self.owners["transaction_id"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The messages that are neither delivered nor recalled.
-
-    Attributes:
-        messages: how many there are.
-        lag_s: how long the one that was due first is overdue; 0 if none is.
-    """
-
-    messages: int
-    lag_s: float
-
-
-def states_of(logs: Logs, now_ms: int) -> pa.Table:
-    """transaction_id and state of all transactions that a claim changed, settled or not."""
-    settled, op = logs.settled, logs.op
-    facts = settled.table.read(settled.table.files(), SETTLED.columns.names)
-    waiting = op.between(settled.mark, op.table.version)
-    columns = ["transaction_id", "state", "op_version", "ordinal"]
-    fresh = settle(waiting, logs.half, settled, now_ms).facts
-    all_facts = pa.concat_tables([facts.select(columns), fresh.select(columns)])
-    return last_facts(without_deliveries(all_facts))
-
-
-def open_halves(half: HalfLog, states: pa.Table) -> OpenHalves:
-    """The halves of the PENDING transactions."""
-    parts, problems = [half.table.read([], HALF_COLUMNS)], []
-    for file in half.table.files():
-        rows, problem = half.table.readable(file, partial(half.table.read, [file], HALF_COLUMNS))
-        if rows is None:
-            problems.append(problem)
-        else:
-            parts.append(rows)
-    rows = pa.concat_tables(parts)
-    is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
-    ended = states.filter(pc.invert(is_pending))["transaction_id"]
-    rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
-    _, first = np.unique(Groups.of(rows["transaction_id"]).place, return_index=True)
-    topics = pc.value_counts(rows["real_topic"].drop_null()).to_pylist()
-    messages = {row["values"]: row["counts"] for row in topics}
-    owners = rows.select(["transaction_id", "producer_group"]).take(pa.array(first))
-    return OpenHalves(owners, messages, tuple(problems))
-
-
-def unasked_of(standings: pa.Table) -> dict[str, int]:
-    """How many transactions were not asked about in their last check, by the reason."""
-    counted = standings["reason"].value_counts().to_pylist()
-    counts = {row["values"]: row["counts"] for row in counted}
-    return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
-
-
-def counts_by_state(states: pa.Table, logs: Logs) -> dict[str, int]:
-    """The fields of Status that are named after a state; `open` is counted by halves instead."""
-    counts = Counter(states["state"].to_pylist())
-    counts.update(logs.settled.forgotten)
-    ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
-    return {name.lower(): counts[name] for name in ended}
-
-
-def older_than(ages_ms: Integers) -> dict[int, int]:
-    """How many are older than each of AGE_BOUNDS_S."""
-    return {bound_s: int((ages_ms > bound_s * 1000).sum()) for bound_s in AGE_BOUNDS_S}
-
-
-def scheduled(schedule: ScheduleLog, settled: SettledLog, now_ms: int) -> Schedule:
-    """The messages of the schedule that wait, or should have come."""
-    if not schedule.refresh().is_there:
-        return Schedule(0, 0.0)
-    columns = ("transaction_id", "sequence", "deliver_timestamp")
-    rows = schedule.table.read(schedule.table.files(), columns)
-    due_ms = times_ms(rows["deliver_timestamp"])[~are_ended(rows, settled)]
-    return Schedule(len(due_ms), max(0, now_ms - int(due_ms.min(initial=now_ms))) / 1000)
-
-
-def lag_of(op: OpLog, done: int, now_ms: int) -> Lag:
-    """How far what is done up to this version is behind the op log."""
-    latest = op.table.version
-    waiting = op.table.changes(done + 1, latest, ("op_timestamp",))
-    oldest = pc.min(waiting["op_timestamp"]).as_py()
-    if oldest is None:
-        # Commits without rows, such as the creation of the table, are no lag.
-        return Lag(done, 0, 0.0)
-    return Lag(done, latest - done, max(0.0, (now_ms - milliseconds(oldest)) / 1000))
-
-
-def members_of(store: Store, now_ms: int) -> dict[str, int]:
-    """How many live producers answer checks, by producer group; those that can be read."""
-    counts = {group: _members_in(store, group, now_ms) for group in remote_groups(store)}
-    return {group: count for group, count in counts.items() if count}
-
-
-def _members_in(store: Store, group: str, now_ms: int) -> int:
-    try:
-        return requests_in(store, group).read().member_count(now_ms)
-    except TxmqError as error:
-        if error.retryable:
-            raise
-        # The doctor tells of it; the figures of the others stay.
-        return 0
-
-
-# --- status:
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +82,37 @@ class SetAsideStatus:
     problem: str
     since: datetime
     is_given_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize(Plain):
+    """How large a table is now; maintenance merges its files."""
+
+    files: int
+    rows: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, files: Iterable[DataFile]) -> TableSize:
+        """Add up the sizes of these files."""
+        files = list(files)
+        rows, size = sum(file.num_records for file in files), sum(f.size_bytes for f in files)
+        return cls(len(files), rows, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far settle or publish is behind the op log.
+
+    Attributes:
+        op_version: everything up to this version is done; -1 before the first.
+        op_versions: how many commits of the op log are still to do.
+        seconds: how long the oldest claim in them has been waiting.
+    """
+
+    op_version: int
+    op_versions: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +189,7 @@ class Admin:
         self._clock = clock or SystemClock()
 
     def status(self) -> Status:
-        """The counts of transactions and messages, and the lags of the services.
+        """Count transactions and messages, and read the lags of the services.
 
         Reads: op, settled, half (ids and groups), state/publisher, the sizes of topics. Commits: 0.
 
@@ -365,7 +240,7 @@ class Admin:
     def transaction(
         self, transaction_id: str, *, max_messages: int | None = None
     ) -> TransactionLife:
-        """All rows about one transaction, without message bodies.
+        """Read all rows about one transaction, without message bodies.
 
         Reads: op (its whole change feed, which alone has the order of commits); of half, settled
         and the topics the files that may hold the id: of all topics where retention took the
@@ -410,7 +285,7 @@ class Admin:
     def _shown(
         self, ids: pa.Array, halves: pa.Table, op_table_id: str, max_messages: int | None
     ) -> dict[str, pa.Table]:
-        """Its rows in each topic; without halves it may have messages in any."""
+        """Read its rows in each topic; without halves it may have messages in any."""
         topics = topics_of(halves) if halves.num_rows else self._store.topics()
         tables = {topic: self._store.tables.topic_log(topic, op_table_id).table for topic in topics}
         rows = {
@@ -449,13 +324,111 @@ def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:
     return known
 
 
-# --- status --------------------------------------------------------------------------------------
+# --- status ---------------------------------------------------------------------------------------
 
 
-def _sizes(logs: Logs, topics: Mapping[str, TableSize]) -> dict[str, TableSize]:
-    tables = {"half": logs.half.table, "op": logs.op.table, "settled": logs.settled.table}
-    sizes = {name: TableSize.of(table.files()) for name, table in tables.items()}
-    return sizes | {f"topics/{name}": size for name, size in topics.items() if size.files}
+def states_of(logs: Logs, now_ms: int) -> pa.Table:
+    """Read transaction_id and state of all transactions that a claim changed, settled or not."""
+    settled, op = logs.settled, logs.op
+    facts = settled.table.read(settled.table.files(), SETTLED.columns.names)
+    waiting = op.between(settled.mark, op.table.version)
+    columns = ["transaction_id", "state", "op_version", "ordinal"]
+    fresh = settle(waiting, logs.half, settled, now_ms).facts
+    all_facts = pa.concat_tables([facts.select(columns), fresh.select(columns)])
+    return last_facts(without_deliveries(all_facts))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHalves:
+    """The halves of PENDING transactions.
+
+    Attributes:
+        owners: transaction_id and producer_group of each transaction once.
+        messages: how many messages wait, by their real topic.
+        unreadable: the problems of the files that were left out.
+    """
+
+    owners: pa.Table
+    messages: Mapping[str, int]
+    unreadable: tuple[str, ...]
+
+    def ages_ms(self, now_ms: int) -> Integers:
+        """Return the age of each transaction, by the time in its id."""
+        return np.maximum(0, now_ms - transaction_times_ms(self.owners["transaction_id"]))
+
+
+def open_halves(half: HalfLog, states: pa.Table) -> OpenHalves:
+    """Read the halves of the PENDING transactions."""
+    tables, problems = [half.table.read([], HALF_COLUMNS)], []
+    for file in half.table.files():
+        rows, problem = half.table.readable(file, partial(half.table.read, [file], HALF_COLUMNS))
+        if rows is None:
+            problems.append(problem)
+        else:
+            tables.append(rows)
+    rows = pa.concat_tables(tables)
+    is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
+    ended = states.filter(pc.invert(is_pending))["transaction_id"]
+    rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
+    _, first = np.unique(Groups.of(rows["transaction_id"]).place, return_index=True)
+    topics = pc.value_counts(rows["real_topic"].drop_null()).to_pylist()
+    messages = {row["values"]: row["counts"] for row in topics}
+    owners = rows.select(["transaction_id", "producer_group"]).take(pa.array(first))
+    return OpenHalves(owners, messages, tuple(problems))
+
+
+def unasked_of(standings: pa.Table) -> dict[str, int]:
+    """Count the transactions that were not asked about in their last check, by the reason."""
+    rows = standings["reason"].value_counts().to_pylist()
+    counts = {row["values"]: row["counts"] for row in rows}
+    return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
+
+
+def counts_by_state(states: pa.Table, logs: Logs) -> dict[str, int]:
+    """Return the fields of Status that are named after a state; `open` is counted by halves."""
+    counts = Counter(states["state"].to_pylist())
+    counts.update(logs.settled.forgotten)
+    ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
+    return {name.lower(): counts[name] for name in ended}
+
+
+def older_than(ages_ms: Integers) -> dict[int, int]:
+    """Count those that are older than each of AGE_BOUNDS_S."""
+    return {bound_s: int((ages_ms > bound_s * 1000).sum()) for bound_s in AGE_BOUNDS_S}
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The messages that are neither delivered nor recalled.
+
+    Attributes:
+        messages: how many there are.
+        lag_s: how long the one that was due first is overdue; 0 if none is.
+    """
+
+    messages: int
+    lag_s: float
+
+
+def scheduled(schedule: ScheduleLog, settled: SettledLog, now_ms: int) -> Schedule:
+    """Count the messages of the schedule that wait, or should have come."""
+    if not schedule.refresh().is_there:
+        return Schedule(0, 0.0)
+    columns = ("transaction_id", "sequence", "deliver_timestamp")
+    rows = schedule.table.read(schedule.table.files(), columns)
+    due_ms = times_ms(rows["deliver_timestamp"])[~are_ended(rows, settled)]
+    return Schedule(len(due_ms), max(0, now_ms - int(due_ms.min(initial=now_ms))) / 1000)
+
+
+def lag_of(op: OpLog, done: int, now_ms: int) -> Lag:
+    """Tell how far what is done up to this version is behind the op log."""
+    latest = op.table.version
+    waiting = op.table.changes(done + 1, latest, ("op_timestamp",))
+    oldest = pc.min(waiting["op_timestamp"]).as_py()
+    if oldest is None:
+        # Commits without rows, such as the creation of the table, are no lag.
+        return Lag(done, 0, 0.0)
+    return Lag(done, latest - done, max(0.0, (now_ms - milliseconds(oldest)) / 1000))
 
 
 def parked_topics(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus, ...]:
@@ -496,3 +469,25 @@ def verify_opened(
         business=business,
         claim_keys=required_keys(store.config),
     )
+
+
+def _sizes(logs: Logs, topics: Mapping[str, TableSize]) -> dict[str, TableSize]:
+    tables = {"half": logs.half.table, "op": logs.op.table, "settled": logs.settled.table}
+    sizes = {name: TableSize.of(table.files()) for name, table in tables.items()}
+    return sizes | {f"topics/{name}": size for name, size in topics.items() if size.files}
+
+
+def members_of(store: Store, now_ms: int) -> dict[str, int]:
+    """Count the live producers that answer checks, by producer group; those that can be read."""
+    counts = {group: _members_in(store, group, now_ms) for group in remote_groups(store)}
+    return {group: count for group, count in counts.items() if count}
+
+
+def _members_in(store: Store, group: str, now_ms: int) -> int:
+    try:
+        return requests_in(store, group).read().member_count(now_ms)
+    except TxmqError as error:
+        if error.retryable:
+            raise
+        # The doctor tells of it; the figures of the others stay.
+        return 0

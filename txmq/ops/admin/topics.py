@@ -45,7 +45,7 @@ from txmq.store.store import Store, check_store
 from txmq.store.topic import TopicLog, set_body_schema
 from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings, check_spelling
 
-# --- topic_description:
+_AT_REST = pa.array([state.value for state in (*FINAL_STATES, TransactionState.DISCARDED)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class TopicSummary:
     is_parked: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         values = plain(self)
         del values["settings"]
         return {"topic": values.pop("topic"), **self.settings.to_value(), **values}
@@ -97,25 +97,16 @@ class TopicDescription:
     parked: ParkedTopic | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         values = plain(self)
         del values["summary"]
-        parked = None if self.parked is None else _parked_value(self.parked)
+        parked = self.parked and {
+            "from_version": self.parked.from_version,
+            "reason": self.parked.reason,
+            "since": timestamp(self.parked.since_ms).isoformat(),
+            "attempts": self.parked.attempts,
+        }
         return {**self.summary.to_dict(), **values, "parked": parked}
-
-
-def _parked_value(parked: ParkedTopic) -> dict[str, Any]:
-    return {
-        "from_version": parked.from_version,
-        "reason": parked.reason,
-        "since": timestamp(parked.since_ms).isoformat(),
-        "attempts": parked.attempts,
-    }
-
-
-# --- topic_deletion:
-
-_AT_REST = pa.array([state.value for state in (*FINAL_STATES, TransactionState.DISCARDED)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,150 +124,6 @@ class TopicDeletion(Plain):
     size_bytes: int
     op_version: int
     is_written: bool = False
-
-
-def delete_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> TopicDeletion:
-    """Remove the settings and messages of a topic; a dry run unless `apply`.
-
-    Reads: half, settled, state/publisher, the topic's log. Writes: state/maintenance, state/topics,
-    the topic. Commits: with `apply` one to each of them, else 0.
-
-    Raises: TopicInUseError, CommitConflictError, StorageError.
-    """
-    for _ in range(store.config.commit_attempts):
-        table = store.tables.table_at(f"topics/{topic}")
-        plan = _planned(store, topic, table)
-        if not apply:
-            return plan
-        try:
-            _delete(store, table, plan, clock.now_ms())
-        except CommitRefusedError:
-            continue
-        return replace(plan, is_written=True)
-    raise CommitConflictError(topic, "other writers won every try to delete it; try again")
-
-
-def _planned(store: Store, topic: str, table: Table) -> TopicDeletion:
-    version = check_unused(store, topic)
-    if not table.exists():
-        return TopicDeletion(topic, 0, 0, NOTHING)
-    ranges = table.ranges("op_version")
-    if any(span.high is None or span.high > version for span in ranges):
-        problem = "got messages a moment ago; stop its producers, then try again"
-        raise TopicInUseError(topic, 0, problem)
-    rows = sum(span.file.num_records for span in ranges)
-    return TopicDeletion(topic, rows, sum(span.file.size_bytes for span in ranges), version)
-
-
-def check_unused(store: Store, topic: str) -> int:
-    """The op version up to which the topic has all messages.
-
-    Raises: TopicInUseError if transactions that name it are open or not published everywhere.
-    """
-    version = _published(store, topic)
-    ids = unfinished(store, topic, version)
-    if len(ids):
-        problem = (
-            f"is named by {len(ids):,} transactions that are open or not published everywhere, "
-            f"first {ids[0]}; end them, let the publisher catch up, then try again"
-        )
-        raise TopicInUseError(topic, len(ids), problem)
-    return version
-
-
-def _delete(store: Store, table: Table, plan: TopicDeletion, now_ms: int) -> None:
-    """Remove settings and messages.
-
-    Order matters: `topic_begin` is recorded before any file goes, so that verify never meets an
-    unexplained gap. A deletion that was killed can simply be run again.
-    """
-    if plan.rows:
-        tell_topic_begin(store, {plan.topic: plan.op_version}, now_ms)
-    register = store.tables.topic_register(create=True)
-    register.swap(register.read().with_deleted(plan.topic), now_ms)
-    if plan.rows:
-        _empty(table)
-    if table.exists():
-        # A new topic of this name may have another schema.
-        set_body_schema(table, plan.topic, None)
-
-
-def _empty(table: Table) -> None:
-    table.remove(table.files())
-    # Data files go at once; readers may still read the log, which maintenance cleans.
-    named = named_by(table, log_files(table).commits_ms)
-    delete_files(table, named - {file.path for file in table.refresh().files()})
-
-
-# --- unfinished transactions --------------------------------------------------------------------
-
-
-def unfinished(store: Store, topic: str, version: int) -> pa.Array:
-    """Transactions that name the topic and may publish to it after an op version.
-
-    Discarded transactions do not count: if one is resumed and committed later, it creates the topic
-    again.
-    """
-    # Half and schedule are read first, so that an end that is written meanwhile is seen.
-    ids, scheduled = _naming(store, topic), _scheduled(store, topic)
-    settled = store.tables.logs().settled
-    facts = last_facts(settled.facts_of(ids))
-    at_rest = pc.and_(
-        pc.is_in(facts["state"], value_set=_AT_REST), pc.less_equal(facts["op_version"], version)
-    )
-    ended = facts.filter(at_rest)["transaction_id"]
-    open_ids = ids.filter(pc.invert(pc.is_in(ids, value_set=ended)))
-    waiting = _waiting(scheduled, settled, version)
-    return pc.unique(pa.concat_arrays([open_ids, waiting]))
-
-
-def _scheduled(store: Store, topic: str) -> pa.Table:
-    """transaction_id and sequence of the delayed messages to a topic."""
-    schedule = store.tables.schedule_log().refresh()
-    files = schedule.table.files() if schedule.is_there else []
-    rows = schedule.table.read(files, ("transaction_id", "sequence", "topic"))
-    return rows.filter(pc.equal(rows["topic"], topic)).select(["transaction_id", "sequence"])
-
-
-def _waiting(scheduled: pa.Table, settled: SettledLog, version: int) -> pa.Array:
-    """Transactions with a message that is neither recalled nor published."""
-    ids = pc.unique(scheduled["transaction_id"])
-    facts = settled.deliveries_of(ids)
-    facts = facts.filter(pc.less_equal(facts["op_version"], version))
-    fact, sequence = list_items(facts["sequences"])
-    by_id = Groups.of(facts["transaction_id"])
-    place = integers(pc.index_in(scheduled["transaction_id"], value_set=by_id.keys), NOTHING)
-    messages = (place, integers(scheduled["sequence"], NOTHING))
-    is_waiting = find_pairs(messages, (by_id.place[fact], sequence)) < 0
-    return pc.unique(scheduled.filter(pa.array(is_waiting))["transaction_id"])
-
-
-def _naming(store: Store, topic: str) -> pa.Array:
-    """Transactions with a half message to the topic; reads one file at a time."""
-    half = store.tables.half_log().table
-    parts = [
-        _ids(half.read([file], ("transaction_id", "real_topic")), topic)
-        for file in half.files_holding("real_topic", pa.array([topic]))
-    ]
-    return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *parts]))
-
-
-def _ids(rows: pa.Table, topic: str) -> pa.Array:
-    return pc.unique(rows.filter(pc.equal(rows["real_topic"], topic))["transaction_id"])
-
-
-def _published(store: Store, topic: str) -> int:
-    """The op version up to which this topic has its messages; other topics may be parked."""
-    value = store.tables.register("publisher", PublishProgress).read().value
-    if not value:
-        return NOTHING
-    progress = PublishProgress.from_value(value, store.tables.op_log().table)
-    # Delayed messages come through the schedule.
-    behind = [progress.parked[name] for name in (topic, SCHEDULE_TOPIC) if name in progress.parked]
-    return min([progress.low_water_version, *(parked.from_version for parked in behind)])
-
-
-# --- topics:
 
 
 class Keep(enum.Enum):
@@ -404,7 +251,7 @@ class Topics:
         """
         topic = _own_topic(topic)
 
-        seen: list[TopicSettings] = []
+        settings_before: list[TopicSettings] = []
 
         def altered(registered: RegisteredTopics) -> RegisteredTopics:
             before = self._settings(self._checked(topic, registered), registered)
@@ -418,13 +265,13 @@ class Topics:
             _check_queues(before, after, force=force)
             if not isinstance(body, Keep):
                 self._check_body_schema(topic, after)
-            seen.append(before)
+            settings_before.append(before)
             return registered.with_settings(topic, after)
 
         registered = self._swap(altered)
         if not isinstance(body, Keep):
             if body is not None:
-                self._confirm_unused(topic, seen[-1])
+                self._confirm_unused(topic, settings_before[-1])
             self._store.tables.create_topic(topic)
         return registered.settings[topic]
 
@@ -485,22 +332,22 @@ class Topics:
         return rebuild_topic(self._store, name, self._clock, apply=apply, force=force)
 
     def all(self) -> tuple[TopicSummary, ...]:
-        """All topics by name, system topics too.
+        """List all topics by name, system topics too.
 
         Reads: state/topics, state/publisher, the logs of all topics. Commits: 0. Raises:
         StorageError.
         """
-        registered, parked = self._store.tables.topic_register().read(), self._parked()
+        registered, parked = self._store.tables.topic_register().read(), self._progress().parked
         names = sorted({*self._store.topics(), *registered.settings})
         return tuple(self._summary(name, registered, parked) for name in names)
 
     def describe(self, topic: str) -> TopicDescription:
-        """Settings, size and offsets of one topic; of a system topic too.
+        """Return settings, size and offsets of one topic; of a system topic too.
 
         Reads: state/topics, state/publisher, state/maintenance, the topic's log and two of its
         files. Commits: 0. Raises: TopicNotFoundError, InvalidNameError, StorageError.
         """
-        registered, parked = self._store.tables.topic_register().read(), self._parked()
+        registered, parked = self._store.tables.topic_register().read(), self._progress().parked
         name = self._checked(stored_topic(topic), registered)
         summary = self._summary(name, registered, parked)
         log = self._store.tables.topic_log(name, self._store.tables.op_log().table.table_id)
@@ -570,9 +417,6 @@ class Topics:
             raise _not_found(topic)
         return topic
 
-    def _parked(self) -> Mapping[str, ParkedTopic]:
-        return self._progress().parked
-
     def _progress(self) -> PublishProgress:
         value = self._store.tables.register("publisher", PublishProgress).read().value
         return PublishProgress.from_value(value, self._store.tables.op_log().table)
@@ -595,7 +439,7 @@ class Topics:
 
 
 def _own_topic(topic: object) -> str:
-    """The stored name of a topic of users."""
+    """Return the stored name of a topic of users. Raises: InvalidNameError."""
     return check_stored_topic(stored_name(topic) if isinstance(topic, str) else topic)
 
 
@@ -627,7 +471,7 @@ def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
 
 
 def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetime | None:
-    """When the first or the last message was stored; read from the file that holds it."""
+    """Return when the first or the last message was stored; read the file that holds it."""
     bounded = [span for span in ranges if span.high is not None]
     if not bounded:
         return None
@@ -635,3 +479,143 @@ def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetim
     times = table.read([(last if newest else first).file], ("store_timestamp",))["store_timestamp"]
     stored: datetime | None = (pc.max(times) if newest else pc.min(times)).as_py()
     return stored
+
+
+# --- deletion -------------------------------------------------------------------------------------
+
+
+def delete_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> TopicDeletion:
+    """Remove the settings and messages of a topic; a dry run unless `apply`.
+
+    Reads: half, settled, state/publisher, the topic's log. Writes: state/maintenance, state/topics,
+    the topic. Commits: with `apply` one to each of them, else 0.
+
+    Raises: TopicInUseError, CommitConflictError, StorageError.
+    """
+    for _ in range(store.config.commit_attempts):
+        table = store.tables.table_at(f"topics/{topic}")
+        plan = _plan_of(store, topic, table)
+        if not apply:
+            return plan
+        try:
+            _delete(store, table, plan, clock.now_ms())
+        except CommitRefusedError:
+            continue
+        return replace(plan, is_written=True)
+    raise CommitConflictError(topic, "other writers won every try to delete it; try again")
+
+
+def _plan_of(store: Store, topic: str, table: Table) -> TopicDeletion:
+    version = check_unused(store, topic)
+    if not table.exists():
+        return TopicDeletion(topic, 0, 0, NOTHING)
+    ranges = table.ranges("op_version")
+    if any(span.high is None or span.high > version for span in ranges):
+        problem = "got messages a moment ago; stop its producers, then try again"
+        raise TopicInUseError(topic, 0, problem)
+    rows = sum(span.file.num_records for span in ranges)
+    return TopicDeletion(topic, rows, sum(span.file.size_bytes for span in ranges), version)
+
+
+def check_unused(store: Store, topic: str) -> int:
+    """Return the op version up to which the topic has all messages.
+
+    Raises: TopicInUseError if transactions that name it are open or not published everywhere.
+    """
+    version = _published(store, topic)
+    ids = unfinished(store, topic, version)
+    if len(ids):
+        problem = (
+            f"is named by {len(ids):,} transactions that are open or not published everywhere, "
+            f"first {ids[0]}; end them, let the publisher catch up, then try again"
+        )
+        raise TopicInUseError(topic, len(ids), problem)
+    return version
+
+
+def _published(store: Store, topic: str) -> int:
+    """Return the op version up to which this topic has its messages; others may be parked."""
+    value = store.tables.register("publisher", PublishProgress).read().value
+    if not value:
+        return NOTHING
+    progress = PublishProgress.from_value(value, store.tables.op_log().table)
+    # Delayed messages come through the schedule.
+    behind = [progress.parked[name] for name in (topic, SCHEDULE_TOPIC) if name in progress.parked]
+    return min([progress.low_water_version, *(parked.from_version for parked in behind)])
+
+
+def _delete(store: Store, table: Table, plan: TopicDeletion, now_ms: int) -> None:
+    """Remove settings and messages.
+
+    Order matters: `topic_begin` is recorded before any file goes, so that verify never meets an
+    unexplained gap. A deletion that was killed can simply be run again.
+    """
+    if plan.rows:
+        tell_topic_begin(store, {plan.topic: plan.op_version}, now_ms)
+    register = store.tables.topic_register(create=True)
+    register.swap(register.read().with_deleted(plan.topic), now_ms)
+    if plan.rows:
+        _empty(table)
+    if table.exists():
+        # A new topic of this name may have another schema.
+        set_body_schema(table, plan.topic, None)
+
+
+def _empty(table: Table) -> None:
+    table.remove(table.files())
+    # Data files go at once; readers may still read the log, which maintenance cleans.
+    named = named_by(table, log_files(table).commits_ms)
+    delete_files(table, named - {file.path for file in table.refresh().files()})
+
+
+# --- unfinished transactions ----------------------------------------------------------------------
+
+
+def unfinished(store: Store, topic: str, version: int) -> pa.Array:
+    """Find the transactions that name the topic and may publish to it after an op version.
+
+    Discarded transactions do not count: if one is resumed and committed later, it creates the topic
+    again.
+    """
+    # Half and schedule are read first, so that an end that is written meanwhile is seen.
+    ids, scheduled = _naming(store, topic), _scheduled(store, topic)
+    settled = store.tables.logs().settled
+    facts = last_facts(settled.facts_of(ids))
+    at_rest = pc.and_(
+        pc.is_in(facts["state"], value_set=_AT_REST), pc.less_equal(facts["op_version"], version)
+    )
+    ended = facts.filter(at_rest)["transaction_id"]
+    open_ids = ids.filter(pc.invert(pc.is_in(ids, value_set=ended)))
+    waiting = _waiting(scheduled, settled, version)
+    return pc.unique(pa.concat_arrays([open_ids, waiting]))
+
+
+def _naming(store: Store, topic: str) -> pa.Array:
+    """Find the transactions with a half message to the topic; read one file at a time."""
+    half = store.tables.half_log().table
+    ids = [pa.array([], pa.string())]
+    for file in half.files_holding("real_topic", pa.array([topic])):
+        rows = half.read([file], ("transaction_id", "real_topic"))
+        ids.append(pc.unique(rows.filter(pc.equal(rows["real_topic"], topic))["transaction_id"]))
+    return pc.unique(pa.concat_arrays(ids))
+
+
+def _scheduled(store: Store, topic: str) -> pa.Table:
+    """Read transaction_id and sequence of the delayed messages to a topic."""
+    schedule = store.tables.schedule_log().refresh()
+    files = schedule.table.files() if schedule.is_there else []
+    rows = schedule.table.read(files, ("transaction_id", "sequence", "topic"))
+    return rows.filter(pc.equal(rows["topic"], topic)).select(["transaction_id", "sequence"])
+
+
+def _waiting(scheduled: pa.Table, settled: SettledLog, version: int) -> pa.Array:
+    """Find the transactions with a message that is neither recalled nor published."""
+    ids = pc.unique(scheduled["transaction_id"])
+    facts = settled.deliveries_of(ids)
+    facts = facts.filter(pc.less_equal(facts["op_version"], version))
+    fact, sequence = list_items(facts["sequences"])
+    by_id = Groups.of(facts["transaction_id"])
+    place = integers(pc.index_in(scheduled["transaction_id"], value_set=by_id.keys), NOTHING)
+    messages = (place, integers(scheduled["sequence"], NOTHING))
+    is_waiting = find_pairs(messages, (by_id.place[fact], sequence)) < 0
+    return pc.unique(scheduled.filter(pa.array(is_waiting))["transaction_id"])

@@ -1,34 +1,31 @@
-"""Takes the tables of a store that an earlier txmq made to the schema version of today."""
+"""Takes the tables of a store that an earlier txmq made to the schema version of today.
+
+What to change is a list of steps, as pure rules. A step takes one table from one schema version to
+the next. What it adds may be there already, after an upgrade that was killed: its version is raised
+last, so the next run does the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.delta.storage import Table
 from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.ground.results import Plain
-from txmq.store.schemas import STEPS, Change, Step, TableShape, changes_of
+from txmq.store.schemas import OP, SIGNATURE
 from txmq.store.store import Store, check_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 # Each table has few writers; who is refused so often is told.
 ATTEMPTS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class TableUpgrade(Plain):
-    """One table.
-
-    Attributes:
-        path: the table.
-        version: its schema version before.
-        changes: what is, or would be, written, in order; empty for a table of today.
-    """
-
-    path: str
-    version: int
-    changes: tuple[str, ...]
+# The one of stores of txmq 0.1.
+FIRST_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,21 @@ class UpgradeResult(Plain):
     def is_needed(self) -> bool:
         """Whether a table was of an earlier version."""
         return any(table.changes for table in self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpgrade(Plain):
+    """One table.
+
+    Attributes:
+        path: the table.
+        version: its schema version before.
+        changes: what is, or would be, written, in order; empty for a table of today.
+    """
+
+    path: str
+    version: int
+    changes: tuple[str, ...]
 
 
 def upgrade(store: Store, *, apply: bool = False) -> UpgradeResult:
@@ -77,32 +89,33 @@ def upgrade(store: Store, *, apply: bool = False) -> UpgradeResult:
 
 
 def upgrade_by(steps: Sequence[Step], store: Store, *, apply: bool) -> UpgradeResult:
-    """As `upgrade`, by these steps."""
+    """Do what `upgrade` does, by these steps."""
     newest = max([SCHEMA_VERSION, *(step.to_version for step in steps)])
     tables = []
     # The logs come first: every process of an earlier txmq opens them.
     for path in store.tables.table_paths():
         table = store.tables.table_at(path)
-        version, changes = _planned(table, steps, newest)
-        tables.append(TableUpgrade(path, version, tuple(change.said() for change in changes)))
+        version, changes = _plan(table, steps, newest)
+        tables.append(TableUpgrade(path, version, tuple(map(str, changes))))
         if apply and changes:
-            _apply(table, lambda table: _planned(table, steps, newest)[1])
+            _apply(table, steps, newest)
     return UpgradeResult(store.location, newest, tuple(tables), is_written=apply)
 
 
-def _planned(table: Table, steps: Sequence[Step], newest: int) -> tuple[int, list[Change]]:
+def _plan(table: Table, steps: Sequence[Step], newest: int) -> tuple[int, list[Change]]:
+    """Return the schema version of a table, and the changes that it needs."""
     properties = table.properties()
     version = int(properties[SCHEMA_VERSION_PROPERTY])
     shape = TableShape(table.schema.name, version, frozenset(table.column_names), properties)
     return version, changes_of(shape, steps, newest)
 
 
-def _apply(table: Table, planned: Callable[[Table], list[Change]]) -> None:
-    """Write the changes that the newest version needs, again where another writer was faster."""
+def _apply(table: Table, steps: Sequence[Step], newest: int) -> None:
+    """Write the changes that a table needs; plan again if another writer was faster."""
     problem = ""
     for _ in range(ATTEMPTS):
         try:
-            for change in planned(table.refresh()):
+            for change in _plan(table.refresh(), steps, newest)[1]:
                 table.add_columns(change.columns)
                 table.set_properties(change.properties)
         except CommitRefusedError as error:
@@ -111,3 +124,99 @@ def _apply(table: Table, planned: Callable[[Table], list[Change]]) -> None:
         return
     next_step = "stop its writers, then run the upgrade again"
     raise CommitConflictError(table.name, f"{ATTEMPTS} tries were refused ({problem}); {next_step}")
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What a step looks at.
+
+    Attributes:
+        kind: the name of its TableSchema: half, op, settled, topic, schedule, register.
+        version: its schema version.
+        columns: the names of its columns.
+        properties: its properties.
+    """
+
+    kind: str
+    version: int
+    columns: frozenset[str]
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is written into one table: columns that are null in all rows, then properties."""
+
+    columns: tuple[pa.Field, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Tell the change in a few words."""
+        columns = [f"column {column.name} ({column.type})" for column in self.columns]
+        values = [f"{name} = {value}" for name, value in self.properties.items()]
+        return ", ".join([*columns, *values])
+
+
+NO_CHANGE = Change()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Takes tables from the version before `to_version` to it.
+
+    Attributes:
+        to_version: the version that it leads to.
+        why: what is refused, or gained, from then on.
+        change: what one table needs, beside its new version; NO_CHANGE for most.
+    """
+
+    to_version: int
+    why: str
+    change: Callable[[TableShape], Change]
+
+
+def _signed_claims(table: TableShape) -> Change:
+    """Give the op log the column of signatures (decision 0050)."""
+    if table.kind != OP.name or SIGNATURE in table.columns:
+        return NO_CHANGE
+    return Change(columns=(OP.columns.field(SIGNATURE),))
+
+
+STEPS: Sequence[Step] = (
+    Step(
+        2,
+        "txmq 0.1 refuses the table: its publisher moves the mark of a topic without the "
+        "fingerprint that belongs to it, and claims can be signed",
+        _signed_claims,
+    ),
+)
+
+
+def changes_of(
+    table: TableShape, steps: Sequence[Step] = STEPS, newest: int = SCHEMA_VERSION
+) -> list[Change]:
+    """List what takes a table to the newest version, in order; nothing for one that is there.
+
+    Each change ends with the version that it leads to, so what was done is not done again.
+
+    Raises: ValueError where a step is missing.
+    """
+    by_version = {step.to_version: step for step in steps}
+    changes, shape = [], table
+    for version in range(table.version + 1, newest + 1):
+        if version not in by_version:
+            raise ValueError(f"no step leads to schema version {version}")
+        change = by_version[version].change(shape)
+        properties = {**change.properties, SCHEMA_VERSION_PROPERTY: str(version)}
+        change = Change(change.columns, properties)
+        changes.append(change)
+        shape = _after(shape, change, version)
+    return changes
+
+
+def _after(table: TableShape, change: Change, version: int) -> TableShape:
+    columns = table.columns | {column.name for column in change.columns}
+    return TableShape(table.kind, version, columns, {**table.properties, **change.properties})

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -34,12 +34,12 @@ from txmq.ops.backup.place import (
     BEGUN,
     STORE_FOLDER,
     Place,
-    copied,
+    copy_file,
     delete_older,
-    hashed,
+    hash_file,
     newest_of,
+    note_in,
     put_newest,
-    said,
 )
 from txmq.ops.backup.positions import sight_of
 from txmq.store.config import Config
@@ -49,95 +49,22 @@ from txmq.store.store import Store, check_store
 from txmq.store.tables import REGISTERS, STATE, StoreTables
 from txmq.version import __version__
 
-# --- pins:
-
+logger = logging.getLogger(__name__)
 PIN_ATTEMPTS = 10
 SCHEDULE = f"topics/{SCHEDULE_TOPIC}"
 # They are pinned last: what retention has taken, and what topics shall be, is said before it is so.
 _LAST = ("maintenance", "topics")
 # While one of these changes, rows move to where an older pin does not show them.
 _STILL = ("maintenance", SET_ASIDE)
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A table, and the version of it that is copied."""
-
-    table: Table
-    log: KeptLog
-
-
-def pinned(tables: StoreTables) -> dict[str, Pin]:
-    """A version of each table by its path, in the order in which they were pinned; 0 commits.
-
-    A value refers to topics, a topic to facts, a fact to claims, a claim to halves. So each of them
-    is pinned before what it refers to, and a restored store finds all that is behind what it has.
-
-    Raises: BackupError where something is taken away again and again meanwhile; StorageError.
-    """
-    problem: str | None = None
-    for _ in range(PIN_ATTEMPTS):
-        before, half = _standing_still(tables), tables.table_at("half")
-        begun = half.version
-        pins = {path: pin for path in _paths(tables) if (pin := _pin(tables, path)) is not None}
-        problem = _problem_of(pins, half, begun)
-        if _standing_still(tables) != before:
-            problem = f"{' or '.join(STATE + name for name in _STILL)} changed"
-        if problem is None:
-            return pins
-    count = f"during each of {PIN_ATTEMPTS} looks at the tables"
-    raise BackupError("backup", f"{problem} {count}; try again, nothing is wrong with the store")
-
-
-def _problem_of(pins: Mapping[str, Pin], half: Table, begun: int) -> str | None:
-    """What was taken away while the tables were pinned, and is needed by an older pin."""
-    news = [
-        commit_news(half, version) for version in range(begun + 1, pins["half"].log.version + 1)
-    ]
-    if any(one is None or one.has_removed for one in news):
-        return "retention removed halves"
-    op, settled = pins["op"].log, pins["settled"].log.snapshot
-    mark = settled.marks.number(mark_id(op.snapshot.definition.table_id))
-    first = (NOTHING if mark is None else mark) + 1
-    if first <= op.version and commit_path(first) not in op.log_bytes:
-        return "log clean-up removed claims that are not settled in the pinned version"
-    return None
-
-
-def _standing_still(tables: StoreTables) -> dict[str, int]:
-    registers = {name: tables.register(name) for name in _STILL}
-    return {name: one.table.version for name, one in registers.items() if one.exists}
-
-
-def _paths(tables: StoreTables) -> Iterator[str]:
-    """All tables. Each listing is made when its turn comes: what came meanwhile belongs to it."""
-    last = [STATE + name for name in _LAST]
-    yield from (path for path in tables.register_paths() if path not in last)
-    # What retention took from the schedule is in topics that are pinned later.
-    yield from sorted(tables.topic_paths(), key=lambda path: path != SCHEDULE)
-    yield from ("settled", "op", "half")
-    yield from (path for path in tables.register_paths() if path in last)
-
-
-def _pin(tables: StoreTables, path: str) -> Pin | None:
-    table = tables.table_at(path)
-    try:
-        return Pin(table, table.kept_log())
-    except StoreNotFoundError:
-        if path.removeprefix(STATE) in REGISTERS or "/" not in path:
-            raise
-        # A group is just being made.
-        return None
-
-
-# --- copying:
-
 # One thread reads and one hashes while another waits for a disk.
 THREADS_OF_DISKS = 4
 # So many files are named to the threads at once.
 FILES_AT_ONCE = 512
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+# How often tables are pinned anew because files that were to be copied are gone.
+ATTEMPTS = 10
+_ANOTHER_FOLDER = "choose an empty folder, or that of an earlier backup of this store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,52 +83,6 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
-
-
-def unseen(progress: Progress) -> None:
-    """Nobody is shown it."""
-    del progress
-
-
-class Counter:
-    """Tells how far a copy is. Safe for several threads; what is shown never goes back."""
-
-    def __init__(self, all_files: int, all_bytes: int, on_progress: OnProgress) -> None:
-        """Nothing is copied yet."""
-        self._all_files, self._all_bytes = all_files, all_bytes
-        self._files = self._bytes = 0
-        self._lock, self._tell = threading.Lock(), on_progress
-
-    def add(self, size_bytes: int) -> None:
-        """One more file."""
-        with self._lock:
-            self._files += 1
-            self._bytes += size_bytes
-            files, bytes_ = max(self._all_files, self._files), max(self._all_bytes, self._bytes)
-            self._tell(Progress(self._files, self._bytes, files, bytes_))
-
-
-def each(
-    work: Callable[[Task], Result], tasks: Sequence[Task], *, is_remote: bool
-) -> Iterator[tuple[Task, Result]]:
-    """`work` for each task, some at once, in their order. Raises: what `work` raises first."""
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE if is_remote else THREADS_OF_DISKS) as pool:
-        for part in _parts(tasks):
-            yield from zip(part, pool.map(work, part), strict=True)
-
-
-def _parts(tasks: Sequence[Task]) -> Iterable[Sequence[Task]]:
-    for start in range(0, len(tasks), FILES_AT_ONCE):
-        yield tasks[start : start + FILES_AT_ONCE]
-
-
-# --- backup:
-
-logger = logging.getLogger(__name__)
-
-# How often tables are pinned anew because files that were to be copied are gone.
-ATTEMPTS = 10
-_ANOTHER_FOLDER = "choose an empty folder, or that of an earlier backup of this store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +172,7 @@ class _Backup:
         self._before = self._begin()
         if self._before is not None:
             self._files.update(self._before.files())
-        pins = self._copied()
+        pins = self._pin_and_copy()
         missing = sorted(path for path in self._lost if _is_live(pins, path))
         faults = self._faults()
         tables = {path: self._table(path, pin) for path, pin in pins.items()}
@@ -307,7 +188,7 @@ class _Backup:
     # --- the target ---------------------------------------------------------------------------
 
     def _begin(self) -> Manifest | None:
-        """Take the place; the manifest of the backup that is there. Raises: BackupError."""
+        """Take the place; return the manifest of the backup that is there. Raises: BackupError."""
         place, ours = self._place, self._store.tables.op_log().table_id
         newest, begun = newest_of(place), place.content(BEGUN)
         content, self._number = newest.content, newest.next_number
@@ -316,7 +197,7 @@ class _Backup:
             raise BackupError(
                 place.location, f"holds something that is no backup; {_ANOTHER_FOLDER}"
             )
-        if begun is not None and said(begun).get("op_table_id") != ours:
+        if begun is not None and note_in(begun).get("op_table_id") != ours:
             problem = f"holds an unfinished backup of another store; {_ANOTHER_FOLDER}"
             raise BackupError(place.location, problem)
         if before is not None and before.tables["op"].table_id != ours:
@@ -327,48 +208,9 @@ class _Backup:
         self._there = frozenset(place.sizes())
         return before
 
-    def _finish(self, manifest: Manifest, pins: Mapping[str, Pin]) -> None:
-        """Put the manifest, if all is there and nobody else has begun; then remove what is old."""
-        self._check_alone(manifest)
-        place = self._place
-        if not put_newest(place, self._number, self._token, manifest.to_json()):
-            raise self._overtaken()
-        delete_older(place, self._number)
-        for _ in each(place.delete, self._old(pins), is_remote=place.objects.is_remote):
-            pass
-        if self._is_ours():
-            place.delete(BEGUN)
-
-    def _old(self, pins: Mapping[str, Pin]) -> list[str]:
-        """What this backup needs not, of what was there before it pinned, or was copied by it.
-
-        What came from others meanwhile may be needed by the next backup: deletes may come late,
-        so they name nothing that can be needed again.
-        """
-        needed = {f"{path}/{name}" for path, pin in pins.items() for name in _files(pin)}
-        copies = {f"{STORE_FOLDER}/{path}" for path in self._files}
-        there = {path for path in self._there if path.startswith(f"{STORE_FOLDER}/")}
-        return sorted((copies | there) - {f"{STORE_FOLDER}/{path}" for path in needed})
-
-    def _check_alone(self, manifest: Manifest) -> None:
-        """Raise BackupError where another call began, or took files away."""
-        place = self._place
-        sizes = place.sizes()
-        named = {f"{STORE_FOLDER}/{path}": file for path, file in manifest.files()}
-        is_whole = all(sizes.get(path) == file.size_bytes for path, file in named.items())
-        if not is_whole or not self._is_ours():
-            raise self._overtaken()
-
-    def _is_ours(self) -> bool:
-        return said(self._place.content(BEGUN)).get("by") == self._token
-
-    def _overtaken(self) -> BackupError:
-        problem = "another backup to this place began meanwhile; this one is not finished"
-        return BackupError(self._place.location, f"{problem}. Run one at a time")
-
     # --- copying --------------------------------------------------------------------------------
 
-    def _copied(self) -> dict[str, Pin]:
+    def _pin_and_copy(self) -> dict[str, Pin]:
         """Pin the tables and copy what the pins need, anew while files go away meanwhile.
 
         Raises: BackupError.
@@ -397,7 +239,7 @@ class _Backup:
                 raise BackupError(self._place.location, f"{problem}; {step}")
 
     def _copy(self, pins: Mapping[str, Pin]) -> set[str]:
-        """Copy what is not there yet; what is gone."""
+        """Copy what is not there yet; return the files that are gone."""
         tasks = [
             (path, name, size_bytes) for path, pin in pins.items()
             for name, size_bytes in _files(pin).items()
@@ -407,9 +249,9 @@ class _Backup:
         gone = set()
 
         def copy(task: tuple[str, str, int]) -> tuple[CopiedFile | None, bool]:
-            file = self._kept_file(task, there)
+            file = self._file_there(task, there)
             is_new = file is None
-            file = file or self._copied_file(pins, task)
+            file = file or self._copy_file(pins, task)
             counter.add(task[2])
             return file, is_new
 
@@ -425,34 +267,34 @@ class _Backup:
                 self._copied_bytes += file.size_bytes
         return gone
 
-    def _kept_file(self, task: tuple[str, str, int], there: Mapping[str, int]) -> CopiedFile | None:
-        """The file as the target has it already; None where it is to be copied."""
+    def _file_there(
+        self, task: tuple[str, str, int], there: Mapping[str, int]
+    ) -> CopiedFile | None:
+        """Return the file as the target has it already; None if it is to be copied."""
         path, name, size_bytes = task
         whole = f"{path}/{name}"
         target = f"{STORE_FOLDER}/{whole}"
-        known, kept_bytes = self._files.get(whole), there.get(target)
-        if kept_bytes is None:
+        file, there_bytes = self._files.get(whole), there.get(target)
+        if there_bytes is None:
             return None
-        if known is not None:
+        if file is not None:
             # Two checkpoints of one version say the same; others have one content for good, but
             # for one that was damaged and repaired since.
-            is_whole = size_bytes == known.size_bytes or _is_checkpoint(name)
-            return known if is_whole and kept_bytes == known.size_bytes else None
-        if kept_bytes != size_bytes or name.startswith(LOG_FOLDER):
+            is_whole = size_bytes == file.size_bytes or _is_checkpoint(name)
+            return file if is_whole and there_bytes == file.size_bytes else None
+        if there_bytes != size_bytes or name.startswith(LOG_FOLDER):
             return None
         # Names of data files are random: it is what a killed backup has copied.
         with translated(whole):
-            return hashed(self._place.objects, target)
+            return hash_file(self._place.objects, target)
 
-    def _copied_file(
-        self, pins: Mapping[str, Pin], task: tuple[str, str, int]
-    ) -> CopiedFile | None:
-        """The file, copied; None where it is gone."""
+    def _copy_file(self, pins: Mapping[str, Pin], task: tuple[str, str, int]) -> CopiedFile | None:
+        """Copy a file; return None if it is gone."""
         path, name, size_bytes = task
         target = (self._place.objects, f"{STORE_FOLDER}/{path}/{name}")
         with translated(f"{path}/{name}"):
             try:
-                return copied((pins[path].table.objects, name), target, size_bytes)
+                return copy_file((pins[path].table.objects, name), target, size_bytes)
             except FileNotFoundError:
                 return None
 
@@ -469,10 +311,51 @@ class _Backup:
         return CopiedTable(definition.table_id, pin.log.version, schema_version, files)
 
     def _faults(self) -> tuple[str, ...]:
-        """What the copy has in a wrong order: nothing but what the store has so itself."""
+        """Find what the copy has in a wrong order: only what the store has so itself."""
         place = self._place
         tables = StoreTables(f"{place.location}/{STORE_FOLDER}", Config(), place.options)
         return tuple(str(fault) for fault in order_faults(sight_of(tables)))
+
+    def _finish(self, manifest: Manifest, pins: Mapping[str, Pin]) -> None:
+        """Put the manifest, if all is there and nobody else has begun; then remove what is old."""
+        self._check_alone(manifest)
+        place = self._place
+        if not put_newest(place, self._number, self._token, manifest.to_json()):
+            raise self._overtaken()
+        delete_older(place, self._number)
+        for _ in each(place.delete, self._old(pins), is_remote=place.objects.is_remote):
+            pass
+        if self._is_ours():
+            place.delete(BEGUN)
+
+    def _old(self, pins: Mapping[str, Pin]) -> list[str]:
+        """List the files that this backup does not need: older ones, and its own of former pins.
+
+        What came from others meanwhile may be needed by the next backup: deletes may come late,
+        so they name nothing that can be needed again.
+        """
+        needed = {f"{path}/{name}" for path, pin in pins.items() for name in _files(pin)}
+        copies = {f"{STORE_FOLDER}/{path}" for path in self._files}
+        there = {path for path in self._there if path.startswith(f"{STORE_FOLDER}/")}
+        return sorted((copies | there) - {f"{STORE_FOLDER}/{path}" for path in needed})
+
+    def _check_alone(self, manifest: Manifest) -> None:
+        """Raise BackupError where another call began, or took files away."""
+        place = self._place
+        sizes = place.sizes()
+        is_whole = all(
+            sizes.get(f"{STORE_FOLDER}/{path}") == file.size_bytes
+            for path, file in manifest.files()
+        )
+        if not is_whole or not self._is_ours():
+            raise self._overtaken()
+
+    def _is_ours(self) -> bool:
+        return note_in(self._place.content(BEGUN)).get("by") == self._token
+
+    def _overtaken(self) -> BackupError:
+        problem = "another backup to this place began meanwhile; this one is not finished"
+        return BackupError(self._place.location, f"{problem}. Run one at a time")
 
     def _result(self, manifest: Manifest) -> BackupResult:
         return BackupResult(
@@ -490,7 +373,7 @@ class _Backup:
 
 
 def _files(pin: Pin) -> dict[str, int]:
-    """The files of a table; its log comes last, so that each commit finds its data files."""
+    """Return the files of a table; its log comes last, so that each commit finds its data files."""
     return {**pin.log.earlier_bytes, **pin.log.live_bytes, **pin.log.log_bytes}
 
 
@@ -505,7 +388,7 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def _problem_of_earlier(path: str, table: CopiedTable, pin: Pin) -> str | None:
-    """Why a table is not the one of an earlier backup, further on; None if it is."""
+    """Return why a table is no later version of the one of an earlier backup; None if it is."""
     if pin.log.snapshot.definition.table_id != table.table_id:
         return f"holds another table {path}: it was made anew since"
     if pin.log.version < table.version:
@@ -516,7 +399,118 @@ def _problem_of_earlier(path: str, table: CopiedTable, pin: Pin) -> str | None:
         # Log clean-up has passed it; then no commits of the two have the same name.
         return None
     try:
-        is_same = hashed(pin.table.objects, commit) == table.files[commit]
+        is_same = hash_file(pin.table.objects, commit) == table.files[commit]
     except FileNotFoundError:
         return None
     return None if is_same else f"holds another commit {table.version} of {path}: it was restored"
+
+
+# --- pins -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A table, and the version of it that is copied."""
+
+    table: Table
+    log: KeptLog
+
+
+def pinned(tables: StoreTables) -> dict[str, Pin]:
+    """Pin a version of each table, by its path and in the right order; 0 commits.
+
+    A value refers to topics, a topic to facts, a fact to claims, a claim to halves. So each of them
+    is pinned before what it refers to, and a restored store finds all that is behind what it has.
+
+    Raises: BackupError where something is taken away again and again meanwhile; StorageError.
+    """
+    problem: str | None = None
+    for _ in range(PIN_ATTEMPTS):
+        before, half = _still_versions(tables), tables.table_at("half")
+        begun = half.version
+        pins = {path: pin for path in _paths(tables) if (pin := _pin(tables, path)) is not None}
+        problem = _problem_of(pins, half, begun)
+        if _still_versions(tables) != before:
+            problem = f"{' or '.join(STATE + name for name in _STILL)} changed"
+        if problem is None:
+            return pins
+    count = f"during each of {PIN_ATTEMPTS} looks at the tables"
+    raise BackupError("backup", f"{problem} {count}; try again, nothing is wrong with the store")
+
+
+def _still_versions(tables: StoreTables) -> dict[str, int]:
+    """Return the versions of the registers that may not change while tables are pinned."""
+    registers = {name: tables.register(name) for name in _STILL}
+    return {name: register.table.version for name, register in registers.items() if register.exists}
+
+
+def _paths(tables: StoreTables) -> Iterator[str]:
+    """Yield all tables. Each listing is made in its turn: what came meanwhile belongs to it."""
+    last = [STATE + name for name in _LAST]
+    yield from (path for path in tables.register_paths() if path not in last)
+    # What retention took from the schedule is in topics that are pinned later.
+    yield from sorted(tables.topic_paths(), key=lambda path: path != SCHEDULE)
+    yield from ("settled", "op", "half")
+    yield from (path for path in tables.register_paths() if path in last)
+
+
+def _pin(tables: StoreTables, path: str) -> Pin | None:
+    table = tables.table_at(path)
+    try:
+        return Pin(table, table.kept_log())
+    except StoreNotFoundError:
+        if path.removeprefix(STATE) in REGISTERS or "/" not in path:
+            raise
+        # A group is just being made.
+        return None
+
+
+def _problem_of(pins: Mapping[str, Pin], half: Table, begun: int) -> str | None:
+    """Return what was taken away while the tables were pinned and an older pin needs, if any."""
+    news = [
+        commit_news(half, version) for version in range(begun + 1, pins["half"].log.version + 1)
+    ]
+    if any(commit is None or commit.has_removed for commit in news):
+        return "retention removed halves"
+    op, settled = pins["op"].log, pins["settled"].log.snapshot
+    mark = settled.marks.number(mark_id(op.snapshot.definition.table_id))
+    first = (NOTHING if mark is None else mark) + 1
+    if first <= op.version and commit_path(first) not in op.log_bytes:
+        return "log clean-up removed claims that are not settled in the pinned version"
+    return None
+
+
+# --- copying --------------------------------------------------------------------------------------
+
+
+def each(
+    work: Callable[[Task], Result], tasks: Sequence[Task], *, is_remote: bool
+) -> Iterator[tuple[Task, Result]]:
+    """Do `work` for each task, some at once; yield the results in order. Raises: as `work`."""
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE if is_remote else THREADS_OF_DISKS) as pool:
+        for start in range(0, len(tasks), FILES_AT_ONCE):
+            batch = tasks[start : start + FILES_AT_ONCE]
+            yield from zip(batch, pool.map(work, batch), strict=True)
+
+
+def unseen(progress: Progress) -> None:
+    """Show it to nobody."""
+    del progress
+
+
+class Counter:
+    """Tells how far a copy is. Safe for several threads; what is shown never goes back."""
+
+    def __init__(self, all_files: int, all_bytes: int, on_progress: OnProgress) -> None:
+        """Begin at no file."""
+        self._all_files, self._all_bytes = all_files, all_bytes
+        self._files = self._bytes = 0
+        self._lock, self._tell = threading.Lock(), on_progress
+
+    def add(self, size_bytes: int) -> None:
+        """Count one more file, and tell of it."""
+        with self._lock:
+            self._files += 1
+            self._bytes += size_bytes
+            files, bytes_ = max(self._all_files, self._files), max(self._all_bytes, self._bytes)
+            self._tell(Progress(self._files, self._bytes, files, bytes_))

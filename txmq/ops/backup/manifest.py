@@ -58,7 +58,7 @@ class Manifest:
     faults: tuple[str, ...] = ()
 
     def files(self) -> Iterator[tuple[str, CopiedFile]]:
-        """All files, by their paths in the store."""
+        """Yield all files, by their paths in the store."""
         for path, table in self.tables.items():
             for name, file in table.files.items():
                 yield f"{path}/{name}", file
@@ -69,7 +69,7 @@ class Manifest:
         return sum(file.size_bytes for _, file in self.files())
 
     def to_json(self) -> bytes:
-        """The content of the file."""
+        """Write out the content of the file."""
         tables = {
             path: {
                 "id": table.table_id,
@@ -94,7 +94,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, content: bytes, place: str) -> Manifest:
-        """The inverse of `to_json`.
+        """Read what `to_json` wrote.
 
         Raises: BackupError for a manifest that is damaged, or of a newer txmq.
         """

@@ -101,12 +101,12 @@ class OrderFault:
     may_be_alone: bool = False
 
     def __str__(self) -> str:
-        """In one line."""
+        """Tell the fault in one line."""
         return f"{self.newer} is newer than {self.older}: {self.problem}"
 
 
 def order_faults(sight: StoreSight) -> list[OrderFault]:
-    """Each table that is newer than one that it refers to; none in a store that is whole."""
+    """Find each table that is newer than one that it refers to; none in a store that is whole."""
     return [
         *_of_settled(sight),
         *_of_claims(sight),
@@ -171,12 +171,12 @@ def _of_group(sight: StoreSight, name: str) -> Iterator[OrderFault]:
 def _beyond(
     newer: str, older: str, version: int, fingerprint: int | None, log: LogSight
 ) -> Iterator[OrderFault]:
-    """Whether a table follows a commit of a log that the log does not have, or has otherwise."""
+    """Find a table that follows a commit which the log lacks, or has otherwise."""
     if version > log.version:
         problem = f"it follows commit {version}, and the log ends at {log.version}"
         yield OrderFault(newer, older, problem, COPY_AGAIN)
         return
-    kept = log.fingerprint(version) if version >= 0 and fingerprint is not None else None
-    if kept is not None and kept != fingerprint:
+    there = log.fingerprint(version) if version >= 0 and fingerprint is not None else None
+    if there is not None and there != fingerprint:
         problem = f"it follows another commit {version} than the one that is there"
         yield OrderFault(newer, older, problem, COPY_AGAIN)

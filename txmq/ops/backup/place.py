@@ -1,7 +1,8 @@
-"""Which manifest of a place is valid: each has a number, the highest one counts.
+"""The place of a backup: its files, and which of its manifests is valid.
 
-A number is claimed by one call alone, before its manifest is put. So a call that slept meanwhile
-puts none in the place of a newer one, and on no kind of storage needs a put that replaces.
+Each manifest has a number, and the highest one counts. A number is claimed by one call alone,
+before its manifest is put. So a call that slept meanwhile puts none in the place of a newer one,
+and on no kind of storage needs a put that replaces.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from txmq.errors import BackupError
 from txmq.ops.backup.manifest import MANIFEST, CopiedFile, Manifest
 from txmq.store.tables import plain_location
 
-# --- place:
-
 STORE_FOLDER = "store"
 # Says which store is being copied to here, and by which call.
 BEGUN = "txmq-backup.begun.json"
 _LOG_OF_A_STORE = "op/_delta_log/"
+# The first one has no number in its name.
+_MANIFEST = re.compile(r"txmq-backup(?:\.([1-9]\d{0,17}))?\.json", re.ASCII)
+_CLAIM = re.compile(r"txmq-backup\.(0|[1-9]\d{0,17})\.claimed", re.ASCII)
+NOTHING = -1
+# How often the newest one is replaced while it is being read.
+_LOOKS = 10
 
 
 class Place:
@@ -45,7 +50,7 @@ class Place:
         return is_remote(self.location) or Path(self.location).is_dir()
 
     def is_empty(self) -> bool:
-        """Whether it holds no file. Raises: StorageError."""
+        """Tell whether it holds no file. Raises: StorageError."""
         with read_errors(self.location):
             return not self.is_there or self.objects.is_empty()
 
@@ -56,17 +61,17 @@ class Place:
                 Path(self.location).mkdir(parents=True, exist_ok=True)
 
     def sizes(self) -> dict[str, int]:
-        """All files with their sizes. Raises: StorageError."""
+        """List all files with their sizes. Raises: StorageError."""
         with read_errors(self.location):
             return self.objects.sizes() if self.is_there else {}
 
     def names(self) -> list[str]:
-        """The names of the files beside `store/`. Raises: StorageError."""
+        """List the names of the files beside `store/`. Raises: StorageError."""
         with read_errors(self.location):
             return self.objects.root_names() if self.is_there else []
 
     def content(self, path: str) -> bytes | None:
-        """A small file; None where it is not there. Raises: StorageError."""
+        """Read a small file; None if it is not there. Raises: StorageError."""
         with read_errors(self.location):
             try:
                 return b"".join(self.objects.pieces(path)) if self.is_there else None
@@ -79,10 +84,10 @@ class Place:
             self.objects.put(path, content)
 
     def put_new(self, path: str, content: bytes) -> bool:
-        """Write a small file unless it is there, in one step; whether it was. Raises: StorageError.
+        """Write a small file unless it is there, in one step; tell whether it did.
 
         On a disk it needs no hard links, which many that are good for backups have not; who dies
-        in the middle leaves a part of the file.
+        in the middle leaves a part of the file. Raises: StorageError.
         """
         with translated(self.location):
             if self.objects.is_remote:
@@ -107,7 +112,7 @@ class Place:
             raise BackupError(self.location, problem)
 
 
-def copied(
+def copy_file(
     source: tuple[Objects, str],
     target: tuple[Objects, str],
     size_bytes: int,
@@ -134,8 +139,8 @@ def copied(
     return CopiedFile(count, digest.hexdigest())
 
 
-def hashed(objects: Objects, path: str) -> CopiedFile:
-    """What a file holds now. Raises: as `copied`."""
+def hash_file(objects: Objects, path: str) -> CopiedFile:
+    """Read a file for its size and checksum. Raises: as `copy_file`."""
     digest, count = hashlib.sha256(), 0
     for piece in objects.pieces(path):
         digest.update(piece)
@@ -144,12 +149,12 @@ def hashed(objects: Objects, path: str) -> CopiedFile:
 
 
 def looks_like_a_store(place: Place) -> bool:
-    """Whether somebody copied a store to here by hand. Raises: StorageError."""
+    """Tell whether somebody copied a store to here by hand. Raises: StorageError."""
     return any(path.startswith(_LOG_OF_A_STORE) for path in place.sizes())
 
 
-def said(content: bytes | None) -> Mapping[str, Any]:
-    """What the file at the begin of a copy says; nothing where it cannot be read."""
+def note_in(content: bytes | None) -> Mapping[str, Any]:
+    """Parse the note that a call leaves when it begins; an empty one if it cannot be read."""
     try:
         value = json.loads(content or b"{}")
     except ValueError:
@@ -157,14 +162,7 @@ def said(content: bytes | None) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# --- manifests:
-
-# The first one has no number in its name.
-_MANIFEST = re.compile(r"txmq-backup(?:\.([1-9]\d{0,17}))?\.json", re.ASCII)
-_CLAIM = re.compile(r"txmq-backup\.(0|[1-9]\d{0,17})\.claimed", re.ASCII)
-NOTHING = -1
-# How often the newest one is replaced while it is being read.
-_LOOKS = 10
+# --- manifests ------------------------------------------------------------------------------------
 
 
 class Newest(NamedTuple):
@@ -176,7 +174,7 @@ class Newest(NamedTuple):
 
 
 def newest_of(place: Place) -> Newest:
-    """The valid manifest; no content where there is none. Raises: BackupError, StorageError."""
+    """Find the valid manifest; no content if there is none. Raises: BackupError, StorageError."""
     for _ in range(_LOOKS):
         manifests, claims = _numbers(place)
         number, claimed = max(manifests, default=NOTHING), max(claims, default=NOTHING)
@@ -188,9 +186,9 @@ def newest_of(place: Place) -> Newest:
 
 
 def manifest_of(place: Place) -> Manifest:
-    """The manifest of a finished backup.
+    """Read the manifest of a finished backup.
 
-    Raises: BackupError where there is none, with what there is instead; StorageError.
+    Raises: BackupError if there is none, with what there is instead; StorageError.
     """
     content = newest_of(place).content
     if content is not None:
@@ -204,7 +202,7 @@ def manifest_of(place: Place) -> Manifest:
 
 
 def put_newest(place: Place, number: int, token: str, content: bytes) -> bool:
-    """Put a manifest, unless another call has its number or a higher one; whether it is valid now.
+    """Put a manifest unless another call has its number or a higher one; tell if it is valid.
 
     Raises: StorageError; then it may be valid.
     """
@@ -221,19 +219,19 @@ def put_newest(place: Place, number: int, token: str, content: bytes) -> bool:
 def delete_older(place: Place, number: int) -> None:
     """Delete all manifests before this number, and their claims. Raises: StorageError."""
     manifests, claims = _numbers(place)
-    older = [manifest_name(one) for one in manifests if one < number]
+    older = [manifest_name(other) for other in manifests if other < number]
     # The claim of the valid one stays: else a call that sleeps would put its own under that name.
-    for path in older + [_claim_name(one) for one in claims if one < number]:
+    for path in older + [_claim_name(other) for other in claims if other < number]:
         place.delete(path)
 
 
 def is_of_backup(name: str) -> bool:
-    """Whether a file of this name says that its folder is that of a backup."""
+    """Tell whether a file of this name makes its folder that of a backup."""
     return name == BEGUN or _MANIFEST.fullmatch(name) is not None
 
 
 def manifest_name(number: int) -> str:
-    """The name of the manifest with a number."""
+    """Return the name of the manifest with this number."""
     return MANIFEST if number == 0 else f"txmq-backup.{number}.json"
 
 
@@ -242,7 +240,7 @@ def _claim_name(number: int) -> str:
 
 
 def _numbers(place: Place) -> tuple[list[int], list[int]]:
-    """Of manifests, and of claims."""
+    """List the numbers of manifests, and those of claims."""
     names = place.names()
-    manifests = [int(found[1] or 0) for name in names if (found := _MANIFEST.fullmatch(name))]
-    return manifests, [int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))]
+    manifests = [int(match[1] or 0) for name in names if (match := _MANIFEST.fullmatch(name))]
+    return manifests, [int(match[1]) for name in names if (match := _CLAIM.fullmatch(name))]

@@ -32,7 +32,7 @@ _ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value])
 
 
 def sight_of(tables: StoreTables) -> StoreSight:
-    """How far the tables are; 0 commits. Whatever refers to another table is read before it.
+    """Read how far the tables are; 0 commits. Whatever refers to another table is read before it.
 
     A group, or a progress, that cannot be read says nothing.
 
@@ -58,7 +58,7 @@ def _log(table: Table) -> LogSight:
 
 
 def _fingerprint(table: Table, version: int) -> int | None:
-    """Of a commit with content; one that lost it is told elsewhere."""
+    """Return the fingerprint of a commit with content; one that lost it is told elsewhere."""
     content = table.commit_bytes(version)
     return commit_fingerprint(table, version) if (content or b"").strip() else None
 
@@ -71,7 +71,7 @@ def _topic(tables: StoreTables, name: str, op_id: str) -> TopicSight:
 
 
 def _value(tables: StoreTables, name: str, form: Any) -> Mapping[str, Any]:
-    """The value of a register; empty where there is none that can be read."""
+    """Read the value of a register; empty if there is none that can be read."""
     register = tables.register(name, form)
     try:
         return register.read().value if register.exists else {}
@@ -91,7 +91,7 @@ def _publisher(tables: StoreTables) -> PublisherSight:
 
 
 def _offsets(tables: StoreTables, group: str) -> dict[tuple[str, int], int]:
-    """The furthest offset of the readers of a group."""
+    """Read the furthest offset of the readers of a group, by topic and queue."""
     furthest: dict[tuple[str, int], int] = {}
     for by_topic in _value(tables, CONSUMER_GROUP + group, GroupValue).get("offsets", {}).values():
         for topic, by_queue in by_topic.items():
@@ -108,7 +108,7 @@ def _set_aside_count(tables: StoreTables) -> int | None:
 
 
 def _claims_without_halves(tables: StoreTables, mark: int) -> int:
-    """How many of the newest unsettled ends of producers have no half."""
+    """Count the newest unsettled ends of producers that have no half."""
     op = tables.op_log().refresh()
     after = max(mark, op.table.version - CLAIM_COMMITS_MAX, NOTHING)
     claims = _readable_claims(op, after, op.table.version)
@@ -128,22 +128,22 @@ def _claims_without_halves(tables: StoreTables, mark: int) -> int:
 
 
 def _readable_claims(op: OpLog, after: int, through: int) -> pa.Table:
-    """The claims of these commits; what cannot be read says nothing: who needs it is told."""
+    """Read the claims of these commits; what cannot be read is left out: who needs it is told."""
     try:
         return op.between(after, through)
     except StorageError:
-        parts, lost = [op.between(through, through)], 0
+        claims, lost = [op.between(through, through)], 0
     # The newest first: they lack their halves before others do.
     for version in range(through, after, -1):
         try:
-            parts.append(op.between(version - 1, version))
+            claims.append(op.between(version - 1, version))
         except StorageError:
             lost += 1
         if lost == LOST_COMMITS_MAX:
             break
-    return pa.concat_tables(parts)
+    return pa.concat_tables(claims)
 
 
 def _kept_since_ms(tables: StoreTables) -> int:
-    """From when on transactions are kept; retention may have taken older ones."""
+    """Return from when on transactions are kept; retention may have taken older ones."""
     return kept_since_ms(_value(tables, "maintenance", MaintenanceValue)) or 0

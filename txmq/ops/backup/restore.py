@@ -22,11 +22,11 @@ from txmq.ops.backup.order import OrderFault, order_faults
 from txmq.ops.backup.place import (
     STORE_FOLDER,
     Place,
-    copied,
-    hashed,
+    copy_file,
+    hash_file,
     looks_like_a_store,
     manifest_of,
-    said,
+    note_in,
 )
 from txmq.ops.backup.positions import sight_of
 from txmq.store.config import Config
@@ -137,7 +137,7 @@ class _Restore:
     # --- checks -----------------------------------------------------------------------------------
 
     def _checked(self) -> Manifest:
-        """The manifest of a backup whose files are all there. Raises: BackupError."""
+        """Read the manifest of a backup whose files are all there. Raises: BackupError."""
         try:
             manifest = manifest_of(self._source)
         except BackupError as error:
@@ -146,9 +146,9 @@ class _Restore:
             raise
         sizes = self._source.sizes()
         bad = [
-            f"{path} ({'is missing' if found is None else f'has {found:,} bytes, not {size:,}'})"
+            f"{path} ({'is missing' if there is None else f'has {there:,} bytes, not {size:,}'})"
             for path, (size, _) in manifest.files()
-            if (found := sizes.get(f"{STORE_FOLDER}/{path}")) != size
+            if (there := sizes.get(f"{STORE_FOLDER}/{path}")) != size
         ]
         if bad:
             problem = (
@@ -161,23 +161,21 @@ class _Restore:
 
     def _begin(self, manifest: Manifest) -> None:
         """Take the target. Raises: BackupError where it holds something."""
-        backup, place = (
-            [manifest.source, manifest.begun, manifest.tables["op"].table_id],
-            self._place,
-        )
+        place = self._place
+        backup = [manifest.source, manifest.begun, manifest.tables["op"].table_id]
         if not place.is_empty():
             content = place.content(RESTORE_BEGUN)
             if content is None:
                 problem = "holds something; choose an empty folder, or remove what is there"
                 raise BackupError(place.location, f"{problem}. Nothing was written")
-            if said(content).get("backup") != backup:
+            if note_in(content).get("backup") != backup:
                 problem = "holds an unfinished restore of another backup; remove it, then try again"
                 raise BackupError(place.location, problem)
         place.make()
         place.put(RESTORE_BEGUN, json.dumps({"backup": backup, "by": self._token}).encode())
 
     def _is_open(self) -> bool:
-        """Whether a call that was killed had copied all: then services may run on it."""
+        """Tell whether a call that was killed had copied all: then services may run on it."""
         settings = _tables_of(self._place).register("config")
         try:
             return settings.exists and settings.read().revision > 0
@@ -186,7 +184,7 @@ class _Restore:
 
     def _check_alone(self) -> None:
         """Raise BackupError where another call took the target meanwhile."""
-        if said(self._place.content(RESTORE_BEGUN)).get("by") != self._token:
+        if note_in(self._place.content(RESTORE_BEGUN)).get("by") != self._token:
             problem = "another restore to this place began meanwhile, and finishes it"
             raise BackupError(self._place.location, f"{problem}. Run one at a time")
 
@@ -212,17 +210,17 @@ class _Restore:
             pass
 
     def _copy_file(self, path: str, file: CopiedFile, there_bytes: int | None) -> None:
-        def check(found: CopiedFile) -> None:
-            if found != file:
+        def check(read: CopiedFile) -> None:
+            if read != file:
                 problem = f"{path} was changed since it was backed up (another checksum)"
                 step = "restore from another backup; the target is no store, remove it"
                 raise BackupError(self._source.location, f"{problem}; {step}")
 
         with translated(path):
-            if there_bytes == file.size_bytes and hashed(self._place.objects, path) == file:
+            if there_bytes == file.size_bytes and hash_file(self._place.objects, path) == file:
                 return
             source = (self._source.objects, f"{STORE_FOLDER}/{path}")
-            copied(source, (self._place.objects, path), file.size_bytes, check)
+            copy_file(source, (self._place.objects, path), file.size_bytes, check)
 
 
 def _faults_of(place: Place) -> list[OrderFault]:
@@ -234,11 +232,11 @@ def _tables_of(place: Place) -> StoreTables:
 
 
 def _made_by_hand(source: Place) -> BackupError:
-    """Why a copy of a store that txmq did not make is refused."""
+    """Make the error for a copy of a store that txmq did not make."""
     faults = [fault for fault in _faults_of(source) if not fault.may_be_alone]
     if faults:
-        told = "; ".join(str(fault) for fault in faults)
-        problem = f"is a copy of a store whose tables are not in the right order: {told}"
+        problems = "; ".join(str(fault) for fault in faults)
+        problem = f"is a copy of a store whose tables are not in the right order: {problems}"
         return BackupError(source.location, f"{problem}. Way out: {faults[0].next_step}")
     problem = "is a store, or a copy of one that was made by hand, and no backup"
     step = "back it up with txmq backup; if nobody runs on it, look at it with txmq doctor"

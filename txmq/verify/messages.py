@@ -1,32 +1,30 @@
-"""The checker's look at what was committed, version by version, and at the files behind it."""
+"""The checker's look at messages over all topics: shown once, not lost, with one fate, in time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.names import SCHEDULE_TOPIC
+from txmq.verify.arrays import ABSENT, UNSAID, Flags, Integers, microseconds
 from txmq.verify.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
-from txmq.verify.digests import UNSAID, Flags, Integers
-from txmq.verify.fold import DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK
-from txmq.verify.history import AddedFile, Commit, History
-from txmq.verify.picture import Picture
-from txmq.verify.report import Findings
-from txmq.verify.store import PinnedStore, RowIds, ids_in, midnight_us
-from txmq.verify.tables import PinnedTable
+from txmq.verify.fold import COMMITTED, DISCARDED, EXPIRED, INCOMPLETE, KINDS, PENDING, ROLLED_BACK
+from txmq.verify.picture import Picture, RowIds, ids_in
+from txmq.verify.report import OVERDUE_LIMIT_S
+from txmq.verify.store import PinnedStore, midnight_us
 from txmq.verify.topics import TopicChecks
 from txmq.verify.totals import PLACES, QueueSums
 
-# --- whole:
-
 _NEVER = int(np.iinfo(np.int64).max)
+_PRODUCER = "producer"
+_LIMIT_US = round(OVERDUE_LIMIT_S * 1e6)
 
 
-class WholeChecks:
-    """I1, I3, I13 and I15.
+class MessageChecks:
+    """I1, I3, I13 and I15: every message is where it belongs, with all of its transaction.
 
     Attributes:
         delivered, recalled, scheduled: what became of the delayed messages that are committed.
@@ -38,7 +36,7 @@ class WholeChecks:
         """Take what the topics showed; nothing is judged yet."""
         self._picture, self._topics, self._pinned = picture, topics, picture.pinned
         self._halves, self._fates = picture.halves, picture.fates
-        self._findings, self._report = picture.findings, picture.report
+        self._report = picture.report
         self._names = picture.topic_names.to_pylist()
         self._waits = picture.committed & self._halves.delayed
         self._end = self._fates.op_version[self._halves.transaction]
@@ -63,7 +61,7 @@ class WholeChecks:
         self.not_scheduled_yet = self._unscheduled & ~self._day_taken & open_
 
     def run(self, sums: QueueSums) -> None:
-        """Every check; what is in each queue is added to `sums`."""
+        """Run every check and add to `sums` what is in each queue."""
         self._check_once()
         self._check_nothing_lost()
         self._check_schedule()
@@ -73,22 +71,22 @@ class WholeChecks:
     # --- what is where -------------------------------------------------------------------------
 
     def _must_show(self) -> Flags:
-        """Messages that belong into their topic."""
+        """Flag messages that belong into their topic."""
         flags: Flags = (self._picture.committed & ~self._halves.delayed) | self.delivered
         return flags
 
     def _of_topics(self, number_of: Callable[[str], int]) -> Integers:
-        """A number for the topic of each message."""
+        """Return a number for the topic of each message."""
         # One more for the rows without a topic, whose place is ABSENT, the last.
         numbers = np.array([*map(number_of, self._names), UNSAID], dtype=np.int64)
-        found: Integers = numbers[self._picture.topic_of]
-        return found
+        of_messages: Integers = numbers[self._picture.topic_of]
+        return of_messages
 
     def _begin(self, topic: str) -> int:
         return self._pinned.topic_begin.get(topic, UNSAID)
 
     def _reached(self, topic: str) -> int:
-        """The op version up to which a topic must be complete."""
+        """Return the op version up to which a topic must be complete."""
         return _NEVER if self._picture.drained else self._pinned.reached(topic)
 
     # --- each message --------------------------------------------------------------------------
@@ -100,7 +98,7 @@ class WholeChecks:
         self._report("I3", message_ids, twice, "is in the schedule more than once")
 
     def _check_nothing_lost(self) -> None:
-        """I1."""
+        """Report committed messages that no topic shows (I1)."""
         lost = self._hidden & ~self._taken & ~self.waiting
         message_ids = ids_in(self._halves.rows["message_id"])
         for name in self._names:
@@ -112,7 +110,7 @@ class WholeChecks:
             self._report("I1", message_ids, waits, f"{detail}: it is set aside, see txmq status")
 
     def _check_schedule(self) -> None:
-        """I1 and I15: what is delayed was in the schedule first."""
+        """Report delayed messages that never were in the schedule (I1, I15)."""
         lost = self._unscheduled & ~self._day_taken & ~self.not_scheduled_yet
         message_ids = ids_in(self._halves.rows["message_id"])
         detail = f"committed, but not in topic {SCHEDULE_TOPIC}"
@@ -122,11 +120,11 @@ class WholeChecks:
         self._check_claims(message_ids)
 
     def _check_claims(self, message_ids: RowIds) -> None:
-        """I15: the delay service alone delivers, and not before the time."""
+        """Report what another than the delay service delivered, or before the time (I15)."""
         ended, due = self._picture.deliveries, self._picture.due_us
-        asked = ended.asked_us[:-1]
+        asked_us = ended.asked_us[:-1]
         delivered = ended.is_(DELIVERED_NUMBER)
-        early = delivered & (asked != UNSAID) & (due != UNSAID) & (asked < due)
+        early = delivered & (asked_us != UNSAID) & (due != UNSAID) & (asked_us < due)
         self._report("I15", message_ids, early, "was delivered before it was due")
         stranger = delivered & ~ended.by_service[:-1]
         self._report("I15", message_ids, stranger, "was not delivered by the delay service")
@@ -134,7 +132,7 @@ class WholeChecks:
     # --- each transaction ----------------------------------------------------------------------
 
     def _check_shared_fate(self) -> None:
-        """I13: a topic shows a transaction as a whole, and if one topic does, all do.
+        """Report transactions that a topic shows in part, or one of several not at all (I13).
 
         The schedule is the topic of all that is delayed.
         """
@@ -166,13 +164,13 @@ class WholeChecks:
     # --- each queue ----------------------------------------------------------------------------
 
     def _add_sums(self, sums: QueueSums) -> None:
-        """I23 is judged when the messages of all ranges are counted."""
+        """Count where the messages are; I23 is judged when all ranges are counted."""
         sums.add_sent(self._picture)
         for place, messages in zip(PLACES[1:], self._ends(), strict=True):
             sums.add(place, self._picture, messages)
 
     def _ends(self) -> list[Flags]:
-        """The messages in each of PLACES but the first."""
+        """Return the messages in each of PLACES but the first."""
         pending, incomplete, discarded, rolled_back, expired = (
             self._fates.in_state(state)[self._halves.transaction] & self._halves.carries
             for state in (PENDING, INCOMPLETE, DISCARDED, ROLLED_BACK, EXPIRED)
@@ -184,105 +182,100 @@ class WholeChecks:
         return [rolled_back, dead, expired, open_, self.scheduled, self.recalled, self._taken]
 
 
-# --- logs:
+class StalledChecks:
+    """I27 and I28 of one range of transactions: what was promised and does not come."""
 
-# None of these changes a row in place; what a commit may remove is judged by its files.
-LAWFUL_OPERATIONS = frozenset(
-    ["CREATE TABLE", "WRITE", "STREAMING UPDATE", "OPTIMIZE", "VACUUM START", "VACUUM END",
-     "SET TBLPROPERTIES", "ADD COLUMN", "DELETE"]
-)  # fmt: skip
-# How far a table follows the op log, and the next offset of a queue.
-RISING_MARKS = ("txmq/", "txmq-offset/")
-REBUILD_MARK = "txmq-rebuild"
+    def __init__(self, picture: Picture, newest: int) -> None:
+        """Take the picture and the time of `newest_us`; nothing is judged yet."""
+        self._picture, self._pinned, self._newest = picture, picture.pinned, newest
+        self._halves, self._fates, self._report = picture.halves, picture.fates, picture.report
 
+    def run(self, scheduled: Flags) -> None:
+        """Run every check; `scheduled` are the messages that wait for their delivery."""
+        self._check_overdue(scheduled)
+        self._check_claimed(scheduled)
+        self._check_incomplete()
+        self._check_late_commits()
 
-class LogChecks:
-    """I17, I21 and I26: nothing here looks at a message."""
+    # --- I27 -----------------------------------------------------------------------------------
 
-    def __init__(self, pinned: PinnedStore, findings: Findings) -> None:
-        """Nothing is read yet."""
-        self._pinned, self._findings = pinned, findings
+    def _check_overdue(self, scheduled: Flags) -> None:
+        due = self._picture.due_us
+        since = np.maximum(due, self._picture.committed_us[self._halves.transaction])
+        are_said = (due != UNSAID) & (self._newest != UNSAID)
+        overdue = scheduled & are_said & (since < self._newest - _LIMIT_US)
+        detail = f"still waits, more than {OVERDUE_LIMIT_S:,.0f} s after its time"
+        self._report("I27", ids_in(self._halves.rows["message_id"]), overdue, detail)
 
-    def run(self) -> None:
-        """Every check."""
-        for table in (self._pinned.half, self._pinned.op):
-            self._check_appended_only(table.name, table.history)
-        for name, table in self._pinned.followers.items():
-            self._check_marks_rise(name, table.history)
-        self._check_marks_agree()
-        self._check_readable()
-        for name, table in self._pinned.tables.items():
-            self._check_files(name, table)
+    def _check_claimed(self, scheduled: Flags) -> None:
+        """Report unclaimed messages that the delay service calls claimed: it never reads them."""
+        claimed = self._pinned.claimed
+        if claimed.op_table_id != self._pinned.op.table_id:
+            return
+        due = self._picture.due_us
+        op_version = self._fates.op_version[self._halves.transaction]
+        missed = scheduled & (due != UNSAID) & (due <= claimed.due_us)
+        missed &= op_version <= claimed.op_version
+        # What was published late is read whatever it says.
+        missed &= ~np.isin(self._halves.transaction, self._picture.late())
+        detail = "is claimed, says state/delay, but nobody claimed it"
+        self._report("I27", ids_in(self._halves.rows["message_id"]), missed, detail)
 
-    # --- I17 -----------------------------------------------------------------------------------
+    # --- I28 -----------------------------------------------------------------------------------
 
-    def _check_appended_only(self, name: str, history: History) -> None:
-        added = history.added()
-        for commit in history.commits.values():
-            problem = self._problem(commit, added)
-            if problem:
-                self._findings.add("I17", 1, [f"{name} version {commit.version}"], problem)
+    def _check_incomplete(self) -> None:
+        """Report COMMITs of producers that found halves missing or contradicting each other."""
+        claims = self._commits(self._picture.claims)
+        numbers = self._halves.numbers_of(claims["transaction_id"])
+        is_end = numbers != ABSENT
+        for name, last in (
+            ("_commit_version", self._fates.op_version), ("ordinal", self._fates.ordinal)
+        ):  # fmt: skip
+            is_end &= pc.fill_null(claims[name], ABSENT).to_numpy() == last[numbers]
+        ended = np.zeros(len(self._halves.ids) + 1, dtype=bool)
+        ended[numbers[is_end]] = True
+        ended &= self._fates.in_state(INCOMPLETE) & ~np.append(self._halves.disputed, [True])
+        ids = ids_in(pa.chunked_array([self._halves.ids]))
+        detail = "its COMMIT found halves that are missing or contradict each other"
+        self._report("I28", ids, ended[:-1], detail)
 
-    def _problem(self, commit: Commit, added: Mapping[str, AddedFile]) -> str | None:
-        if commit.operation not in LAWFUL_OPERATIONS:
-            return f"is {commit.operation}, which txmq never does"
-        if not commit.removed:
-            return None
-        if any(file.is_change for file in commit.added):
-            return "altered rows"
-        # Of a file whose own commit was cleaned away nothing is known.
-        known = [added[path] for path in commit.removed if path in added]
-        kept = [file for file in known if not self._may_go(file)]
-        return "removed rows that retention has not reached" if kept else None
+    def _check_late_commits(self) -> None:
+        """Report COMMITs of what retention has taken: nobody can tell any more how it ended."""
+        claims = self._pinned.op.rows(["transaction_id", "kind", "source"])
+        changing = claims.filter(pc.is_in(claims["kind"], value_set=pa.array(KINDS)))
+        others = changing.filter(pc.not_equal(changing["kind"], "COMMIT"))["transaction_id"]
+        settled = self._picture.settled
+        committed = settled.filter(pc.equal(settled["state"], COMMITTED))["transaction_id"]
+        commits = pc.unique(self._commits(changing)["transaction_id"].drop_null())
+        ids = pa.chunked_array([commits])
+        late = self._halves.numbers_of(ids) == ABSENT
+        late &= self._pinned.forgotten(ids).to_numpy()
+        for known in (others, committed):
+            late &= ~_are_in(ids, known)
+        detail = "its COMMIT came when retention had taken its halves"
+        self._report("I28", ids_in(ids), late, detail)
 
-    def _may_go(self, file: AddedFile) -> bool:
-        """By its ids; claims about nothing may name any id, so the day alone is enough too."""
-        is_old = file.day is not None and file.day < self._pinned.forgotten_before_date
-        return is_old or file.largest_id is None or self._pinned.forgets(file.largest_id)
-
-    # --- I21 -----------------------------------------------------------------------------------
-
-    def _check_marks_rise(self, name: str, history: History) -> None:
-        for version, app_id in _falls(history):
-            row_id = f"{name} version {version} {app_id}"
-            self._findings.add("I21", 1, [row_id], "does not rise above the mark before it")
-
-    def _check_marks_agree(self) -> None:
-        """A table that was pinned earlier cannot be ahead of the one that it follows."""
-        settled = self._pinned.settled.mark(self._pinned.mark_id)
-        for name, table in self._pinned.topics.items():
-            self._check_behind(f"topics/{name}", table.mark(self._pinned.mark_id), settled)
-        self._check_behind("state/publisher", self._pinned.low_water_version, settled)
-        self._check_behind("settled", settled, self._pinned.op.version)
-
-    def _check_behind(self, name: str, mark: int, followed: int) -> None:
-        if mark > followed:
-            detail = f"its mark {mark} is beyond {followed}, which it follows"
-            self._findings.add("I21", 1, [name], detail)
-
-    def _check_readable(self) -> None:
-        """Claims that are cleaned away before they were settled would be lost in silence."""
-        settled = self._pinned.settled.mark(self._pinned.mark_id)
-        first = self._pinned.op.readable_from
-        if first > settled + 1:
-            detail = f"is readable from version {first}, but settled only up to {settled}"
-            self._findings.add("I21", 1, ["op"], detail)
-
-    # --- I26 -----------------------------------------------------------------------------------
-
-    def _check_files(self, name: str, table: PinnedTable) -> None:
-        for path, problem in table.file_problems():
-            self._findings.add("I26", 1, [f"{name}/{path}"], problem)
+    def _commits(self, claims: pa.Table) -> pa.Table:
+        is_commit = pc.and_(
+            pc.equal(claims["kind"], "COMMIT"), pc.equal(claims["source"], _PRODUCER)
+        )
+        return claims.filter(is_commit)
 
 
-def _falls(history: History) -> Iterator[tuple[int, str]]:
-    """Commits that set a mark to what it was already, or less; a rebuilt topic begins anew."""
-    before: dict[str, int] = {}
-    for commit in history.commits.values():
-        is_rebuild = REBUILD_MARK in commit.marks
-        for app_id, number in commit.marks.items():
-            if not app_id.startswith(RISING_MARKS):
-                continue
-            if number <= before.get(app_id, number - 1) and not is_rebuild:
-                yield commit.version, app_id
-            before[app_id] = number
+def newest_us(pinned: PinnedStore) -> int:
+    """Return up to which time services worked, by both claims and facts; UNSAID if one is silent.
+
+    Of a single clock that is ahead nothing follows.
+    """
+    claimed = _newest(pinned.op.rows(["op_timestamp"])["op_timestamp"])
+    return min(claimed, _newest(pinned.settled.rows(["settled_timestamp"])["settled_timestamp"]))
+
+
+def _newest(times: pa.ChunkedArray) -> int:
+    moments: Integers = microseconds(times)
+    return int(moments.max(initial=UNSAID))
+
+
+def _are_in(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> Flags:
+    flags: Flags = pc.is_in(ids, value_set=pc.unique(known)).to_numpy()
+    return flags

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,9 +22,10 @@ from typer.testing import CliRunner, Result
 from tests.kit import databases
 from tests.kit.asked import prepared, states
 from tests.kit.reading import bodies, publish
+from tests.kit.s3 import free_port
 from txmq.check.recheck import RecheckJob
 from txmq.check.service import CheckService
-from txmq.errors import ConfigError, StorageError
+from txmq.errors import StorageError
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
 from txmq.message.ids import new_transaction_id
@@ -46,9 +47,6 @@ from txmq.verify import (
     verify,
 )
 from txmq.verify import markers as database
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 GROUP, VARIABLE = "orders", "TXMQ_TEST_ORDERS_DB"
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
@@ -298,13 +296,6 @@ def test_fenced_one_committed_by_hand_is_the_operator_s(
     assert told(report) == [(transaction.id, Problem.PUBLISHED_THOUGH_FENCED, Fault.OPERATOR)]
 
 
-def test_unknown_group_is_refused(orders: Orders, producer: TransactionProducer) -> None:
-    prepared(producer)
-
-    with pytest.raises(ConfigError, match=f"no transaction of group ordres.*groups: {GROUP}"):
-        verify(producer.store.location, business={"ordres": orders.place})
-
-
 def test_many_ids_are_read_in_several_statements(
     orders: Orders, producer: TransactionProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,26 +383,6 @@ def test_command_ends_with_1_where_txmq_is_wrong_too(
     assert result.exit_code == 1
 
 
-def test_markers_that_spark_wrote_are_read(
-    producer: TransactionProducer, tmp_path: Path, spark: SparkSession
-) -> None:
-    location = str(tmp_path / "orders")
-    rows = pa.table({"id": pa.array([0], pa.int64())})
-    write_deltalake(location, rows, configuration={"delta.checkpointInterval": "2"})
-    for _ in range(3):
-        transaction = prepared(producer)
-        writer = spark.range(1).coalesce(1).write.format("delta").mode("append")
-        writer.options(**transaction.delta_options(location)).save(location)
-        transaction.commit()
-    publish(producer.store)
-    assert list(Path(location, "_delta_log").glob("*.checkpoint*.parquet"))
-
-    report = verify(producer.store.location, business={GROUP: DeltaMarkers(location)})
-
-    assert report.is_clean, report.to_dict()
-    assert result_of(report).counts["done"] == 3
-
-
 # --- bad places -----------------------------------------------------------------------------------
 
 
@@ -474,7 +445,7 @@ def test_wrong_password_is_refused_and_not_shown(
 
 
 def test_server_that_is_not_there_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = databases.free_port()
+    port = free_port()
     password = databases.PASSWORD.replace(" ", "%20")
     monkeypatch.setenv(VARIABLE, f"postgresql+psycopg://me:{password}@127.0.0.1:{port}/db")
 

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.ids import HEAD_SEQUENCE
-from txmq.verify.digests import ABSENT, Flags, Integers, integers, microseconds, positions
+from txmq.verify.arrays import ABSENT, Flags, Integers, integers, microseconds, positions
 from txmq.verify.fates import of_right_group, readable
 from txmq.verify.fold import DISCARDED, PENDING, STATES
-from txmq.verify.picture import Picture
-from txmq.verify.store import RowIds
+from txmq.verify.picture import Picture, RowIds
 
 _ASKERS = ("check", "recheck")
 _ANSWERS = ("COMMIT", "ROLLBACK")
@@ -43,7 +42,7 @@ class _Questions:
 
 
 class CheckDiscipline:
-    """I18, and of I19 that nothing is discarded before it was asked about often enough."""
+    """I18, and the part of I19 that nothing is discarded before enough questions."""
 
     def __init__(self, picture: Picture) -> None:
         """Take the claims whose order is known; nothing is judged yet."""
@@ -51,8 +50,8 @@ class CheckDiscipline:
         self._halves, self._fates = picture.halves, picture.fates
         claims = readable(picture.claims)
         numbers = self._halves.numbers_of(claims["transaction_id"])
-        known = claims.filter(pa.array(numbers != ABSENT))
-        own = of_right_group(known, numbers[numbers != ABSENT], self._halves)
+        has_half = numbers != ABSENT
+        own = of_right_group(claims.filter(pa.array(has_half)), numbers[has_half], self._halves)
         judged = self._judged[own["transaction"].to_numpy()]
         self._claims = own.filter(pa.array(judged))
         ordinals = (integers(rows["ordinal"]) for rows in (self._claims, self._fates.facts))
@@ -73,7 +72,7 @@ class CheckDiscipline:
         return len(self._questions.times)
 
     def run(self) -> None:
-        """Every check."""
+        """Run every check."""
         self._check_numbers()
         self._check_times()
         self._check_immunity()
@@ -82,7 +81,7 @@ class CheckDiscipline:
     # --- numbers -------------------------------------------------------------------------------
 
     def _check_numbers(self) -> None:
-        """1, 2, 3 to the maximum; the next one only while the transaction is open."""
+        """Report numbers that do not rise by one, exceed the maximum or follow the end."""
         q = self._questions
         risen = q.follows & (np.roll(q.place, 1) < q.place)
         self._report((q.times > 1) & ~risen, "comes without the one before it")
@@ -93,18 +92,20 @@ class CheckDiscipline:
         self._report(late, "was asked though the one before it stands behind the end")
 
     def _check_times(self) -> None:
-        """A clock that was set back says nothing, so only what rose is compared."""
+        """Report early questions; only rising times count, for a clock may be set back."""
         q = self._questions
         before_us, next_us = np.roll(q.asked_us, 1), np.roll(q.next_us, 1)
-        told = q.follows & (next_us != _NEVER) & (before_us != _UNSAID)
-        early = told & (q.asked_us >= before_us) & (q.asked_us < next_us)
+        is_comparable = q.follows & (next_us != _NEVER) & (before_us != _UNSAID)
+        early = is_comparable & (q.asked_us >= before_us) & (q.asked_us < next_us)
         self._report(early, "was asked before it was due")
 
     def _ends(self) -> dict[tuple[int, int], int]:
-        """Where the first end of each life stands, of transactions that were asked about."""
-        facts, asked = self._fates.facts, pa.array(np.unique(self._questions.transaction))
+        """Find the place of the first end of each life, for transactions with questions."""
+        facts, with_questions = self._fates.facts, pa.array(np.unique(self._questions.transaction))
         is_end = pc.not_equal(facts["state"], STATES.index(PENDING))
-        facts = facts.filter(pc.and_(is_end, pc.is_in(facts["transaction"], value_set=asked)))
+        facts = facts.filter(
+            pc.and_(is_end, pc.is_in(facts["transaction"], value_set=with_questions))
+        )
         lives = self._lives(facts["transaction"].to_numpy(), facts["life"].to_numpy())
         ends: dict[tuple[int, int], int] = {}
         for key, place in zip(lives, self._places(facts, "op_version").tolist(), strict=True):
@@ -114,7 +115,7 @@ class CheckDiscipline:
     # --- the first question --------------------------------------------------------------------
 
     def _check_immunity(self) -> None:
-        """None before the first half is old enough, by the store's clock."""
+        """Report questions before the first half was old enough, by the store's clock."""
         first = self._first_asked()
         due = self._due_ms(list(first))
         early = [number for number, asked_ms in first.items() if asked_ms < due.get(number, 0)]
@@ -122,24 +123,26 @@ class CheckDiscipline:
         self._picture.findings.add("I18", len(ids), ids, "was asked before its immunity was over")
 
     def _first_asked(self) -> dict[int, int]:
-        """When each transaction was asked about first in its first life, in milliseconds."""
+        """Find when each transaction was first asked about in its first life, in milliseconds."""
         claims = self._claims.filter(pc.is_in(self._claims["source"], value_set=pa.array(_ASKERS)))
         numbers = claims["transaction"].to_numpy()
         counted = pc.and_(pc.equal(claims["kind"], "UNKNOWN"), pc.equal(claims["life"], 0))
         counted = pc.and_(counted, pc.greater_equal(claims["check_times"], 1))
         answered = pc.is_in(claims["kind"], value_set=pa.array(_ANSWERS)).to_numpy()
-        asked = pc.fill_null(counted, False).to_numpy()  # noqa: FBT003
-        asked = asked | (answered & (self._fates.life[numbers] == 0))
+        is_question = pc.fill_null(counted, False).to_numpy()  # noqa: FBT003
+        is_question = is_question | (answered & (self._fates.life[numbers] == 0))
         moments = microseconds(claims["op_timestamp"])
-        asked &= moments != _UNSAID
+        is_question &= moments != _UNSAID
         first: dict[int, int] = {}
-        pairs = zip(numbers[asked].tolist(), (moments[asked] // 1000).tolist(), strict=True)
+        pairs = zip(
+            numbers[is_question].tolist(), (moments[is_question] // 1000).tolist(), strict=True
+        )
         for number, moment in pairs:
             first[number] = min(moment, first.get(number, moment))
         return first
 
     def _due_ms(self, numbers: Sequence[int]) -> dict[int, int]:
-        """When the immunity of each of these ends, as far as the log still says it."""
+        """Find when the immunity of these transactions ends, as far as the log still says it."""
         immunity = self._immunity_ms(numbers)
         if not immunity:
             return {}
@@ -170,8 +173,8 @@ class CheckDiscipline:
     def _check_discards(self) -> None:
         discards = self._fates.facts_in(DISCARDED)
         discards = discards.filter(pa.array(self._judged[discards["transaction"].to_numpy()]))
-        asked = self._asked_before(discards)
-        for row, times in zip(discards.to_pylist(), asked, strict=True):
+        counts = self._asked_before(discards)
+        for row, times in zip(discards.to_pylist(), counts, strict=True):
             limit = self._limits[row["transaction"]]
             if limit != _NEVER and times < limit:
                 row_id = f"{self._halves.ids[row['transaction']]} life {row['life']}"
@@ -179,7 +182,7 @@ class CheckDiscipline:
                 self._picture.findings.add("I19", 1, [row_id], detail)
 
     def _asked_before(self, discards: pa.Table) -> list[int]:
-        """The largest number of a question in the same life before each of these facts."""
+        """Find the largest number of a question in the same life before each of these facts."""
         q = self._questions
         numbers = zip(q.place.tolist(), q.times.tolist(), strict=True)
         by_life: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -195,7 +198,7 @@ class CheckDiscipline:
     # --- helpers -------------------------------------------------------------------------------
 
     def _asked(self) -> _Questions:
-        """Questions of lives that there were; rows of one number are one question."""
+        """Collect the questions of lives that there were; rows with one number are one question."""
         claims = self._claims.filter(pc.equal(self._claims["kind"], "UNKNOWN"))
         life, times = (pc.fill_null(claims[n], ABSENT).to_numpy() for n in ("life", "check_times"))
         transaction = claims["transaction"].to_numpy()
@@ -214,7 +217,7 @@ class CheckDiscipline:
         return _grouped(rows)
 
     def _allowed(self) -> Integers:
-        """How often each transaction may be asked about; _NEVER where nothing says it."""
+        """Return how often each transaction may be asked about; _NEVER if nothing says it."""
         limits = self._picture.pinned.check_limits
         names, numbers = list(limits), [*limits.values(), limits.get("", _NEVER)]
         place = positions(pa.chunked_array([self._halves.groups]), pa.array(names, pa.string()))
@@ -243,12 +246,12 @@ class CheckDiscipline:
 
 def _grouped(rows: pa.Table) -> _Questions:
     key = ["transaction", "life", "times"]
-    found = rows.group_by(key).aggregate(
+    questions = rows.group_by(key).aggregate(
         [("place", "min"), ("asked_us", "min"), ("next_us", "min")]
     )
-    found = found.sort_by([(name, "ascending") for name in key])
+    questions = questions.sort_by([(name, "ascending") for name in key])
     names = [*key, "place_min", "asked_us_min", "next_us_min"]
-    transaction, life, times, place, asked_us, next_us = (found[n].to_numpy() for n in names)
+    transaction, life, times, place, asked_us, next_us = (questions[n].to_numpy() for n in names)
     same = (np.roll(transaction, 1) == transaction) & (np.roll(life, 1) == life)
     follows = same & (np.roll(times, 1) == times - 1)
     return _Questions(transaction, life, times, place, asked_us, next_us, follows)

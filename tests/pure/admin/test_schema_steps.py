@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
-from txmq.store.schemas import (
+from txmq.ops.admin.upgrade import (
     FIRST_VERSION,
     NO_CHANGE,
     STEPS,
@@ -82,4 +82,4 @@ def test_a_step_that_is_missing_is_told() -> None:
 def test_a_change_is_said_in_words() -> None:
     change = Change((pa.field("weight", pa.float64()),), {"txmq.heavy": "yes"})
 
-    assert change.said() == "column weight (double), txmq.heavy = yes"
+    assert str(change) == "column weight (double), txmq.heavy = yes"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pure.test_hooks_of_operations import CHECK, CONTEXT, PARENT, Journal, Returning
+from tests.pure.listeners.test_hooks_of_operations import CHECK, CONTEXT, PARENT, Journal, Returning
 from txmq.errors import SendForbiddenError
 from txmq.listeners.hooks import TOLD_S, EndContext, Hooks, SendContext
 from txmq.message.message import LocalTransactionState, Message
