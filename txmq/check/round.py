@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +36,8 @@ from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState
 from txmq.message.names import namespace_of, unwrapped
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.logs import EndReader, Resolution
 from txmq.store.register import Register, Registered
-from txmq.store.resolution import EndReader, Resolution
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class CheckRound:
         remote = partial(remote_asker, store, clock)
         self._listeners = Askers(listeners, config, spark, remote, hooks)
         self._claims = ClaimWriter(logs.op, "check", config.half_queues)
-        holder, register = str(self._claims.session), store.tables.register("check_lease")
-        self._lease = CheckLease(register, holder, config.check_lease_s)
+        register = store.tables.register("check_lease", LeaseValue)
+        self._lease = CheckLease(register, str(self._claims.session), config.check_lease_s)
         self._unwritten: list[pa.Table] = []
         self._slow: list[_SlowRound] = []
         self._patience_s = math.inf
@@ -310,6 +310,14 @@ def _log(result: RoundResult) -> None:
 
 
 # --- The lease -----------------------------------------------------------------------------------
+
+
+class LeaseValue(TypedDict):
+    """The value of the register: who may ask, and a token for each group that is still asked."""
+
+    holder: NotRequired[str | None]
+    renewed_ms: int
+    asking: NotRequired[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from txmq.message.lifecycle import (
     fold,
 )
 from txmq.store.config import CheckSettings, Config
-from txmq.store.resolution import Logs
+from txmq.store.logs import Logs
 from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import last_facts
 

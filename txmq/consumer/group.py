@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from txmq.consumer.leases import Membership, Sighting
 from txmq.consumer.rules import (
@@ -16,9 +16,13 @@ from txmq.consumer.rules import (
 )
 from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
-from txmq.store.register import MEMBERS_MAX, Register, SharedValue
+from txmq.store.register import Register, SharedValue
+from txmq.store.shapes import AtMost, Name, QueueNumber
 from txmq.store.store import Store
 from txmq.store.tables import CONSUMER_GROUP
+
+# A group is one value, which each member reads whole and writes again with each renewal.
+MEMBERS_MAX = 10_000
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -78,7 +82,8 @@ def group_in(store: Store, consumer_group: str, *, create: bool = False) -> Cons
     Raises: InvalidNameError, StorageError.
     """
     name = check_stored_group(consumer_group, "consumer_group")
-    return ConsumerGroup(name, store.tables.register(CONSUMER_GROUP + name, create=create))
+    register = store.tables.register(CONSUMER_GROUP + name, GroupValue, create=create)
+    return ConsumerGroup(name, register)
 
 
 def group_names(store: Store) -> list[str]:
@@ -87,6 +92,26 @@ def group_names(store: Store) -> list[str]:
 
 
 # --- as plain values --------------------------------------------------------------------------
+
+
+# By topic and queue.
+_Offsets = Mapping[str, Mapping[QueueNumber, int]]
+
+
+class GroupValue(TypedDict):
+    """The value of the register of a group. In BROADCASTING members that left have offsets too."""
+
+    mode: str
+    subscription: Mapping[str, str]
+    queues: Mapping[str, int]
+    offsets: Mapping[Name, _Offsets]
+    members: Annotated[Mapping[Name, tuple[int, int]], AtMost(MEMBERS_MAX)]
+    leases: NotRequired[Annotated[Mapping[Name, int], AtMost(MEMBERS_MAX)]]
+    seen: NotRequired[Annotated[Mapping[Name, Sighting], AtMost(MEMBERS_MAX)]]
+    owners: Mapping[str, Mapping[QueueNumber, tuple[Name, int]]]
+    replays: _Offsets
+    epoch: int
+    followed: NotRequired[Mapping[Name, Mapping[str, Mapping[QueueNumber, tuple[int, int]]]]]
 
 
 def value_of(state: GroupState) -> dict[str, Any]:

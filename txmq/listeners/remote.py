@@ -191,7 +191,7 @@ def requests_in(store: Store, producer_group: str, *, create: bool = False) -> R
     Raises: InvalidNameError.
     """
     name = check_stored_group(producer_group)
-    return RemoteRequests(store.tables.register(REMOTE + name, create=create))
+    return RemoteRequests(store.tables.register(REMOTE + name, Requests, create=create))
 
 
 def remote_groups(store: Store) -> list[str]:

@@ -30,8 +30,8 @@ from txmq.message.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.publish.progress import PublishProgress
 from txmq.publish.settle import are_ended
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.known import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE, MaintenanceValue
 from txmq.store.op import OpRow
-from txmq.store.retained import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
@@ -73,7 +73,7 @@ def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) ->
 
 def published_up_to(store: Store) -> int:
     """Return the version of op up to which every topic, a parked one too, has its messages."""
-    value = store.tables.register("publisher").read().value
+    value = store.tables.register("publisher", PublishProgress).read().value
     if not value:
         return NOTHING
     progress = PublishProgress.from_value(value, store.tables.op_log().table)
@@ -263,7 +263,7 @@ class Retention:
         return tuple(gone)
 
     def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
-        register = self._store.tables.register("maintenance")
+        register = self._store.tables.register("maintenance", MaintenanceValue)
         seen = register.read()
         if seen.value.get(key, "") < day.isoformat():
             value = {**seen.value, key: day.isoformat()}
@@ -432,7 +432,8 @@ def _removed(topic: str, old: _Old) -> int:
 
 def topic_begins(store: Store) -> dict[str, int]:
     """Read, for each topic, the op version up to which its messages may have been removed."""
-    return dict(store.tables.register("maintenance").read().value.get(TOPIC_BEGIN, {}))
+    register = store.tables.register("maintenance", MaintenanceValue)
+    return dict(register.read().value.get(TOPIC_BEGIN, {}))
 
 
 def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> None:
@@ -440,7 +441,7 @@ def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> No
 
     Raises: CommitRefusedError.
     """
-    register = store.tables.register("maintenance")
+    register = store.tables.register("maintenance", MaintenanceValue)
     seen = register.read()
     before = seen.value.get(TOPIC_BEGIN, {})
     newer = {name: max(begin, before.get(name, begin)) for name, begin in begins.items()}

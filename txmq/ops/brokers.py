@@ -7,13 +7,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from txmq.errors import StorageError, TxmqError
 from txmq.ground.clock import Clock, timestamp
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.ground.printable import printable
-from txmq.store.register import NAME_CHARACTERS_MAX, SharedValue
+from txmq.store.register import SharedValue
+from txmq.store.shapes import NAME_CHARACTERS_MAX, AtMost, Moment, Name
 from txmq.store.tables import StoreTables
 from txmq.version import __version__
 
@@ -28,6 +29,7 @@ GONE_MS = 3 * BEAT_INTERVAL_MS
 SWEPT_MS = 24 * 3_600_000
 # Brokers that are killed again and again fill no memory; the last ones are kept.
 ENTRIES_MAX = 100
+SERVICES_MAX = 32
 # Of those that came since the last beat.
 SHOWN_OTHERS = 5
 logger = logging.getLogger(__name__)
@@ -37,11 +39,11 @@ logger = logging.getLogger(__name__)
 class BrokerEntry:
     """What a broker says of itself; times are those of the store."""
 
-    name: str
-    version: str
-    services: tuple[str, ...]
-    started_ms: int
-    seen_ms: int
+    name: Name
+    version: Name
+    services: Annotated[tuple[Name, ...], AtMost(SERVICES_MAX)]
+    started_ms: Moment
+    seen_ms: Moment
 
     def is_gone(self, now_ms: int) -> bool:
         """Tell whether it is silent for so long that it has probably ended.
@@ -138,9 +140,15 @@ def read_brokers(tables: StoreTables) -> Brokers:
     return shared.read() if shared.exists else Brokers({})
 
 
+class BrokersValue(TypedDict):
+    """The value of the register `state/brokers`."""
+
+    brokers: Mapping[Name, BrokerEntry]
+
+
 def shared_brokers(tables: StoreTables, *, create: bool = False) -> SharedValue[Brokers]:
     """Return the register of brokers; `create` makes its table."""
-    register = tables.register("brokers", create=create)
+    register = tables.register("brokers", BrokersValue, create=create)
     return SharedValue(register, "the brokers of this store", _from_value, _to_value)
 
 

@@ -42,7 +42,7 @@ from txmq.producer.routing import (
 )
 from txmq.store.config import Config
 from txmq.store.half import HalfTransaction
-from txmq.store.resolution import Resolution
+from txmq.store.logs import Resolution
 
 _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 

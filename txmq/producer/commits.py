@@ -52,8 +52,8 @@ from txmq.producer.routing import (
 )
 from txmq.store.claim_writer import ClaimWriter, NumberedCommits
 from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfOrigin, HalfTransaction, half_table
+from txmq.store.logs import EndReader, Resolution
 from txmq.store.op import OpRow
-from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.message.codec import BodyCodec

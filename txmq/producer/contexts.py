@@ -24,7 +24,7 @@ from txmq.message.ids import message_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import namespace_of, unwrapped
-from txmq.store.resolution import Resolution
+from txmq.store.logs import Resolution
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from txmq.ground.clock import Clock
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.producer.routing import PlannedSend
-from txmq.store.claim_writer import ClaimWriter
+from txmq.store.claim_writer import OWN_ENDS, ClaimWriter, PassingClaims
+from txmq.store.known import Forgotten
+from txmq.store.logs import EndReader, Resolution
 from txmq.store.op import end_table
-from txmq.store.passing_claims import OWN_ENDS, PassingClaims
-from txmq.store.resolution import EndReader, Resolution
-from txmq.store.retained import Forgotten
 
 if TYPE_CHECKING:
     from txmq.store.store import Store

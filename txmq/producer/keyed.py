@@ -49,8 +49,8 @@ from txmq.producer.body_check import BodyWatch, FrameTopic, Refused
 from txmq.producer.group_commit import Answered, GroupCommitter, Size
 from txmq.producer.once import ScopedHalves, attempts_that_count
 from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfLog, HalfTransaction, half_table
-from txmq.store.resolution import EndReader
-from txmq.store.retained import Forgotten, may_be_forgotten
+from txmq.store.known import Forgotten, may_be_forgotten
+from txmq.store.logs import EndReader
 
 if TYPE_CHECKING:
     from txmq.store.store import Store

@@ -23,7 +23,7 @@ from txmq.message.lifecycle import ClaimKind, Halves, TransactionState
 from txmq.message.message import Message
 from txmq.producer.ends import EndCommits
 from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
-from txmq.store.resolution import Resolution
+from txmq.store.logs import Resolution
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,7 +21,7 @@ from txmq.message.lifecycle import (
     fold,
     fold_deliveries,
 )
-from txmq.store.retained import KnownReader, known_by_message, no_transaction
+from txmq.store.known import KnownReader, known_by_message, no_transaction
 from txmq.store.settled import delayed_messages
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -184,6 +184,16 @@ class DelayHandle(ThreadHandle):
             logger.exception("the progress of the delay service was not written")
 
 
+class DelayValue(TypedDict):
+    """The value of the register: up to where all messages are claimed."""
+
+    op_table_id: str
+    op_version: int
+    due_ms: int
+    rule: NotRequired[str]
+    late_writes: NotRequired[int]
+
+
 class _DelayRound:
     """The table handles of one delay service, and the messages that are due within its horizon."""
 
@@ -334,7 +344,7 @@ class _DelayRound:
 
     def _read_progress(self, now_ms: int) -> _Claimed:
         """Read the progress that an earlier start has written, if it can be believed."""
-        register = self._store.tables.register(REGISTER)
+        register = self._store.tables.register(REGISTER, DelayValue)
         value: dict[str, Any] = register.read().value if register.exists else {}
         if value.get("op_table_id") != self._op.table.log.table_id:
             return _Claimed()
@@ -351,7 +361,7 @@ class _DelayRound:
         """
         if not self._has_new_claims or not self._claimed.covers(self._kept):
             return
-        register = self._store.tables.register(REGISTER, create=True)
+        register = self._store.tables.register(REGISTER, DelayValue, create=True)
         value = {
             "op_table_id": self._op.table.log.table_id,
             "op_version": self._claimed.op_version,

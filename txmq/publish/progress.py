@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +21,7 @@ from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.message.ids import transaction_times_ms
 from txmq.message.lifecycle import TransactionState
 from txmq.store.settled import NOTHING, SettledLog
+from txmq.store.shapes import LATER
 from txmq.store.topic import TopicEnd
 
 FINGERPRINT_HEX_DIGITS = 15
@@ -42,7 +43,7 @@ class PublishProgress:
     low_water_version: int = NOTHING
     op_commit_sha256: str | None = None
     parked: Mapping[str, ParkedTopic] = field(default_factory=dict)
-    ends: Mapping[str, TopicEnd] = field(default_factory=dict)
+    ends: Annotated[Mapping[str, TopicEnd], LATER] = field(default_factory=dict)
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any], op: Table) -> PublishProgress:
@@ -73,7 +74,7 @@ class PublishProgress:
             "low_water_version": self.low_water_version,
             "op_commit_sha256": self.op_commit_sha256,
             "parked": {name: asdict(topic) for name, topic in self.parked.items()},
-            "ends": {name: list(astuple(end)) for name, end in self.ends.items()},
+            "ends": {name: list(end) for name, end in self.ends.items()},
         }
 
     def check_source(self, op: Table) -> None:
@@ -122,7 +123,7 @@ class ParkedTopic:
 
     from_version: int
     reason: str
-    since_ms: int
+    since_ms: Moment
     attempts: int
 
     @classmethod

@@ -88,7 +88,7 @@ class PublishRound:
         for table in (self._half.table, self._settled.table):
             # A round reads the same small files several times.
             table.rows.keep_small_files()
-        self._register = store.tables.register("publisher")
+        self._register = store.tables.register("publisher", PublishProgress)
         self._span = Span()
         self._writing: Writing | None = None
         self._rivals = Rivals(store.config.commit_attempts)

@@ -18,7 +18,7 @@ from txmq.publish.plan import Plan, readable_plan
 from txmq.publish.progress import RetryPauses, commit_fingerprint
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
-from txmq.store.resolution import Logs
+from txmq.store.logs import Logs
 from txmq.store.set_aside import (
     SetAside,
     SetAsideTransactions,

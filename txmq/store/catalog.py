@@ -43,7 +43,7 @@ class TopicCatalog:
         self.retypings = 0
 
     def settings(self, topic: str) -> TopicSettings | None:
-        """The settings of a topic; None if no operator has set any. Raises: StorageError."""
+        """Return the settings of a topic; None if no operator has set any. Raises: StorageError."""
         # First without the lock: all threads call this several times for each message.
         if self._is_old():
             with self._lock:
@@ -55,7 +55,7 @@ class TopicCatalog:
         return time.monotonic() - self._read_at_s >= self._store.config.topic_refresh_s
 
     def queue_count(self, topic: str) -> int:
-        """The number of queues of a topic; of a new topic, the number it would get."""
+        """Return the number of queues of a topic; of a new topic, the number it would get."""
         if is_group_topic(topic):
             return 1
         settings = self.settings(topic)
@@ -121,14 +121,14 @@ class TopicCatalog:
         return settings is not None and settings.is_read_only
 
     def takes_anything(self, topic: str) -> bool:
-        """Whether no operator has set a topic's kind or schema, so that nothing has to be checked.
+        """Tell whether no operator has set a topic's kind or schema, so that nothing is checked.
 
         Raises: StorageError.
         """
         return self.settings(topic) is None
 
     def body_schema(self, topic: str) -> BodySchema | None:
-        """The schema of a topic's bodies; None if the topic takes any bytes."""
+        """Return the schema of a topic's bodies; None if the topic takes any bytes."""
         settings = self.settings(topic)
         return None if settings is None else settings.body_schema
 
@@ -169,7 +169,7 @@ class TopicCatalog:
 
 
 def unknown_topics(store: Store, topics: Iterable[str]) -> dict[str, str]:
-    """The topics that nobody has made or written, each with the nearest name that is there.
+    """Find the topics that nobody has made or written, each with the nearest name that is there.
 
     Args:
         store: the store of the topics.
@@ -185,8 +185,8 @@ def unknown_topics(store: Store, topics: Iterable[str]) -> dict[str, str]:
     if not missing:
         return {}
     registered = store.tables.topic_register().read().settings
-    there = [n for n in {*registered, *store.topics()} if not _is_always_there(n)]
-    known = {shown_name(name) for name in there}
+    names = {*registered, *store.topics()}
+    known = {shown_name(name) for name in names if not _is_always_there(name)}
     return {
         name: f"nobody has made or written it{nearest_name(shown_name(name), known)}"
         for name in missing
@@ -199,7 +199,7 @@ def _is_always_there(topic: str) -> bool:
 
 
 def _retyped(before: RegisteredTopics, after: RegisteredTopics) -> frozenset[str]:
-    """The topics whose body schema differs."""
+    """Find the topics whose body schema differs."""
     if before.seen.revision == after.seen.revision:
         return frozenset()
     names = before.settings.keys() | after.settings.keys()

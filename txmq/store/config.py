@@ -25,35 +25,14 @@ from txmq.store.config_faults import (
     unknown_key,
 )
 
-# --- setting_values:
-
+PAYLOAD_ENGINES = ("auto", "arrow", "spark")
+# Keys that a store fixes at its creation; a running process cannot change them.
+FIXED_KEYS = ("half_queues", "checkpoint_interval")
+# Settings of version 0.1 that had one value; stores and files of that time name them.
+RETIRED = {"committer": "delta-rs"}
 # ValueError: a number or a date that Python cannot represent.
-UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
-
-
-def frozen(value: Any) -> Any:
-    """The value with mappings that cannot be changed."""
-    if isinstance(value, Mapping):
-        return MappingProxyType({key: frozen(inner) for key, inner in value.items()})
-    return value
-
-
-def plain(value: object) -> object:
-    """The value with mappings as dicts."""
-    if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    return value
-
-
-def loaded(text: str) -> object:
-    """The value of a variable, read as YAML; else its text, so that the checks name its key."""
-    try:
-        return yaml.safe_load(text)
-    except UNREADABLE:
-        return text
-
-
-# --- check_settings:
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+_MAPPINGS = ("listeners", "claim_keys", "groups", "consumer_groups")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,61 +54,6 @@ class CheckSettings:
         )
 
 
-GROUP_KEYS = tuple(spec.name for spec in fields(CheckSettings))
-
-
-# --- config_pairs:
-
-
-def faults_of_levels(levels: str) -> list[str]:
-    """What is wrong with the text of `message_delay_level`."""
-    try:
-        level_seconds(levels)
-    except ValueError as error:
-        return [f"message_delay_level {error}"]
-    return []
-
-
-def faults_of_sizes(message_bytes: int, transaction_bytes: int) -> list[str]:
-    """A transaction must have room for the largest message."""
-    if transaction_bytes >= message_bytes:
-        return []
-    problem = f"max_transaction_size_bytes ({transaction_bytes:,}) is below "
-    return [f"{problem}max_message_size_bytes ({message_bytes:,})"]
-
-
-def faults_of_checks(
-    groups: Mapping[str, CheckSettings], reserved_h: float, lease_s: float
-) -> list[str]:
-    """Contradictions of check settings, by producer group; those of the store are under ""."""
-    of_store = _faults_of_group(groups[""], reserved_h * 3600, lease_s)
-    faults = list(of_store)
-    for name, settings in groups.items():
-        # A fault that the group inherits from the store is in the list already.
-        of_group = _faults_of_group(settings, reserved_h * 3600, lease_s)
-        faults += [f"groups: {name}: {fault}" for fault in of_group if fault not in of_store]
-    return faults
-
-
-def _faults_of_group(settings: CheckSettings, reserved_s: float, lease_s: float) -> list[str]:
-    faults = []
-    if settings.checks_s > reserved_s:
-        faults.append(
-            f"transaction_timeout_s and transaction_check_max x transaction_check_interval_s "
-            f"are {settings.checks_s:,.0f} s, longer than file_reserved_time_h "
-            f"({reserved_s:,.0f} s)"
-        )
-    if lease_s <= settings.listener_timeout_s:
-        faults.append(
-            f"check_lease_s ({lease_s:g}) must be above "
-            f"listener_timeout_s ({settings.listener_timeout_s:g})"
-        )
-    return faults
-
-
-# --- consume_settings:
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeSettings:
     """The settings of one consumer group; `Config.of_consumer_group` makes it."""
@@ -138,16 +62,8 @@ class ConsumeSettings:
     consume_timeout_s: float
 
 
+GROUP_KEYS = tuple(spec.name for spec in fields(CheckSettings))
 CONSUMER_GROUP_KEYS = tuple(spec.name for spec in fields(ConsumeSettings))
-
-
-# --- config:
-
-PAYLOAD_ENGINES = ("auto", "arrow", "spark")
-# Keys that a store fixes at its creation; a running process cannot change them.
-FIXED_KEYS = ("half_queues", "checkpoint_interval")
-# Settings of version 0.1 that had one value; stores and files of that time name them.
-RETIRED = {"committer": "delta-rs"}
 
 
 @refuses_unknown_keys
@@ -386,11 +302,11 @@ class Config:
         for name in _MAPPINGS:
             groups = getattr(self, name).items()
             by_stored_name = {stored_name(group): value for group, value in groups}
-            object.__setattr__(self, name, frozen(by_stored_name))
+            object.__setattr__(self, name, _frozen(by_stored_name))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """Settings from a mapping; keys that are left out have their defaults.
+        """Make settings from a mapping; keys that are left out have their defaults.
 
         Args:
             values: as `to_dict` returns them.
@@ -416,7 +332,7 @@ class Config:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Config:
-        """Settings from a YAML file such as conf/txmq.yaml.
+        """Read settings from a YAML file such as conf/txmq.yaml.
 
         Args:
             path: a mapping of settings; an empty file gives the defaults.
@@ -425,10 +341,10 @@ class Config:
             ConfigError: the file cannot be read or is no YAML; or as `from_dict`.
         """
         try:
-            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, *UNREADABLE) as error:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, *_UNREADABLE) as error:
             raise ConfigError([f"{path} cannot be read: {type(error).__name__}"]) from error
-        return cls.from_dict({} if loaded is None else loaded)
+        return cls.from_dict({} if values is None else values)
 
     @classmethod
     def from_env(
@@ -438,7 +354,7 @@ class Config:
         *,
         base: Config | None = None,
     ) -> Config:
-        """Settings from variables such as TXMQ_TRANSACTION_CHECK_MAX; values are read as YAML.
+        """Read settings from variables such as TXMQ_TRANSACTION_CHECK_MAX, whose values are YAML.
 
         A variable with a misspelt key is refused. A variable whose name resembles no key, such as a
         password or a port of Kubernetes, is ignored.
@@ -460,23 +376,23 @@ class Config:
         for variable in sorted(variables):
             key = variable.removeprefix(prefix).lower()
             if variable.startswith(prefix) and (key in names or is_nearly(key, names)):
-                values[key] = loaded(variables[variable])
+                values[key] = _loaded(variables[variable])
         return cls.from_dict(values)
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as plain values, for JSON or YAML."""
-        return {spec.name: plain(getattr(self, spec.name)) for spec in fields(self)}
+        """Return all settings as plain values, for JSON or YAML."""
+        return {spec.name: _plain(getattr(self, spec.name)) for spec in fields(self)}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the settings as a dict, because a mapping proxy cannot be pickled."""
         return type(self).from_dict, (self.to_dict(),)
 
     def replace(self, **changes: Any) -> Config:
-        """The same settings with some changes, checked again. Raises: ConfigError."""
+        """Return the same settings with some changes, checked again. Raises: ConfigError."""
         return Config.from_dict({**self.to_dict(), **changes})
 
     def of_group(self, producer_group: str) -> CheckSettings:
-        """The check settings of a producer group: those in `groups`, else the store's.
+        """Return the check settings of a producer group: those in `groups`, else the store's.
 
         Args:
             producer_group: the stored name.
@@ -485,7 +401,7 @@ class Config:
         return CheckSettings(**{key: overrides.get(key, getattr(self, key)) for key in GROUP_KEYS})
 
     def of_consumer_group(self, consumer_group: str) -> ConsumeSettings:
-        """The settings of a consumer group: those in `consumer_groups`, else the store's.
+        """Return the settings of a consumer group: those in `consumer_groups`, else the store's.
 
         Args:
             consumer_group: the stored name.
@@ -496,7 +412,7 @@ class Config:
         )
 
     def check_settings(self) -> dict[str, CheckSettings]:
-        """The check settings of each group in `groups`; those of all other groups under ""."""
+        """Return the check settings of each group in `groups`; of all other groups under ""."""
         return {name: self.of_group(name) for name in ("", *self.groups)}
 
     @property
@@ -505,10 +421,67 @@ class Config:
         return level_seconds(self.message_delay_level)
 
     def _faults_between(self) -> list[str]:
-        faults = faults_of_levels(self.message_delay_level)
-        faults += faults_of_sizes(self.max_message_size_bytes, self.max_transaction_size_bytes)
-        checks = self.check_settings()
-        return faults + faults_of_checks(checks, self.file_reserved_time_h, self.check_lease_s)
+        """Find values that contradict each other; each of them alone is allowed."""
+        faults = []
+        try:
+            level_seconds(self.message_delay_level)
+        except ValueError as error:
+            faults.append(f"message_delay_level {error}")
+        if self.max_transaction_size_bytes < self.max_message_size_bytes:
+            faults.append(
+                f"max_transaction_size_bytes ({self.max_transaction_size_bytes:,}) is below "
+                f"max_message_size_bytes ({self.max_message_size_bytes:,})"
+            )
+        reserved_s = self.file_reserved_time_h * 3600
+        return faults + _faults_of_checks(self.check_settings(), reserved_s, self.check_lease_s)
 
 
-_MAPPINGS = ("listeners", "claim_keys", "groups", "consumer_groups")
+def _faults_of_checks(
+    groups: Mapping[str, CheckSettings], reserved_s: float, lease_s: float
+) -> list[str]:
+    """Find the contradictions of check settings by producer group; the store's are under ""."""
+    of_store = _faults_of_group(groups[""], reserved_s, lease_s)
+    faults = list(of_store)
+    for name, settings in groups.items():
+        # A fault that the group inherits from the store is in the list already.
+        of_group = _faults_of_group(settings, reserved_s, lease_s)
+        faults += [f"groups: {name}: {fault}" for fault in of_group if fault not in of_store]
+    return faults
+
+
+def _faults_of_group(settings: CheckSettings, reserved_s: float, lease_s: float) -> list[str]:
+    faults = []
+    if settings.checks_s > reserved_s:
+        faults.append(
+            f"transaction_timeout_s and transaction_check_max x transaction_check_interval_s "
+            f"are {settings.checks_s:,.0f} s, longer than file_reserved_time_h "
+            f"({reserved_s:,.0f} s)"
+        )
+    if lease_s <= settings.listener_timeout_s:
+        faults.append(
+            f"check_lease_s ({lease_s:g}) must be above "
+            f"listener_timeout_s ({settings.listener_timeout_s:g})"
+        )
+    return faults
+
+
+def _frozen(value: Any) -> Any:
+    """Return the value with mappings that cannot be changed."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
+    return value
+
+
+def _plain(value: object) -> object:
+    """Return the value with mappings as dicts."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return value
+
+
+def _loaded(text: str) -> object:
+    """Read a variable as YAML. Return its text if it is none, so that the checks name its key."""
+    try:
+        return yaml.safe_load(text)
+    except _UNREADABLE:
+        return text

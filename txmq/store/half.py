@@ -28,10 +28,8 @@ SUMMARY_COLUMNS = (
     "transaction_id", "sequence", "producer_group", "real_topic", "message_count", "delay_s",
 )  # fmt: skip
 COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
-
 DELAY_COLUMNS = ("delay_s", "deliver_timestamp")
 DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
-
 NO_SEQUENCE = -1
 # Each DataFrame of a transaction gets a range of sequences; the ranges do not overlap.
 SEQUENCES_PER_DATAFRAME = 1 << 56
@@ -39,6 +37,8 @@ SEQUENCES_PER_DATAFRAME = 1 << 56
 COMPARED_ROWS = 65_536
 DIGEST = "digest"
 _DAY_MS = 86_400_000
+_FIELDS = list(HALF.columns)
+_NO_TEXTS = pa.array([], pa.string())
 
 
 class HalfOrigin(NamedTuple):
@@ -52,16 +52,6 @@ class HalfOrigin(NamedTuple):
     client_id: str | None = None
     ordinary: bool = False
     delay_levels_s: tuple[int, ...] = ()
-
-
-def store_date(transaction_id: str) -> date:
-    """The partition of a half: the UTC date of the time in its id, not of its append."""
-    return _date(transaction_time_ms(transaction_id) // _DAY_MS)
-
-
-@lru_cache(maxsize=64)
-def _date(day: int) -> date:
-    return timestamp(day * _DAY_MS).date()
 
 
 class HalfTransaction(NamedTuple):
@@ -81,162 +71,33 @@ class HalfTransaction(NamedTuple):
         return max(1, len(self.messages))
 
 
-def delay_after_commit_s(
-    message: Message | _HeadAlone, delay_levels_s: tuple[int, ...]
-) -> int | None:
-    """The delay of a message after its commit, by its level or in seconds; None without delay."""
-    if message.delay_level:
-        return delay_s_of(message.delay_level, delay_levels_s)
-    return message.delay_s or None
-
-
-def half_table(transactions: Iterable[HalfTransaction]) -> pa.Table:
-    """The rows of HALF; the first row of each transaction is its head.
-
-    Columns are built one after the other: row by row would cost more than the commit.
-    """
-    rows = _rows(list(transactions))
-    columns = {**_of_origins(rows), **_of_messages(rows), **_of_heads(rows)}
-    arrays = [_array(columns[field.name], field.type) for field in _FIELDS]
-    return pa.table(arrays, schema=HALF.columns)
-
-
-class _Rows(NamedTuple):
-    """What the rows of a commit are made of; `heads` has None for rows that are no head."""
-
-    origins: list[HalfOrigin]
-    messages: list[Message | _HeadAlone]
-    sequences: list[int]
-    queues: list[int | None]
-    heads: Sequence[HalfTransaction | None]
-
-
-def _rows(transactions: Sequence[HalfTransaction]) -> _Rows:
-    origins = [one.origin for one in transactions]
-    if all(len(one.messages) == 1 for one in transactions):
-        messages: list[Message | _HeadAlone] = [one.messages[0] for one in transactions]
-        queues: list[int | None] = [one.queues[0] for one in transactions]
-        return _Rows(origins, messages, [HEAD_SEQUENCE] * len(messages), queues, transactions)
-    counts = [one.rows for one in transactions]
-    firsts = [[one, *[None] * (count - 1)] for one, count in zip(transactions, counts, strict=True)]
-    return _Rows(
-        [origin for origin, count in zip(origins, counts, strict=True) for _ in range(count)],
-        [message for one in transactions for message in one.messages or (_HEAD_ALONE,)],
-        [sequence for count in counts for sequence in range(HEAD_SEQUENCE, count)],
-        [queue for one in transactions for queue in (one.queues if one.messages else (None,))],
-        [head for of_one in firsts for head in of_one],
-    )
-
-
-def _array(values: pa.Array | Sequence[object], kind: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.Array):
-        return values
-    if values.count(None) == len(values):
-        return pa.nulls(len(values), kind)
-    return pa.array(values, kind)
-
-
-def _of_origins(rows: _Rows) -> dict[str, pa.Array | Sequence[object]]:
-    ids = [origin.transaction_id for origin in rows.origins]
-    return {
-        "transaction_id": ids,
-        "sequence": rows.sequences,
-        "message_id": list(map(message_id, ids, rows.sequences)),
-        "queue_id": [origin.queue_id for origin in rows.origins],
-        "producer_group": [origin.producer_group for origin in rows.origins],
-        "born_timestamp": [origin.born_timestamp_ms * 1000 for origin in rows.origins],
-        "ordinary": [origin.ordinary for origin in rows.origins],
-        "store_date": _days(ids),
-    }
-
-
-def _days(ids: Sequence[str]) -> list[int]:
-    # Ids sort by their time, and most commits are of one day.
-    first, last = (transaction_time_ms(one) // _DAY_MS for one in (min(ids), max(ids)))
-    if first == last:
-        return [first] * len(ids)
-    return [transaction_time_ms(one) // _DAY_MS for one in ids]
-
-
-def _of_messages(rows: _Rows) -> dict[str, pa.Array | Sequence[object]]:
-    messages = rows.messages
-    return {
-        "real_topic": [message.topic for message in messages],
-        "real_queue_id": rows.queues,
-        "tags": [message.tags for message in messages],
-        "keys": [message.keys for message in messages],
-        "body": [message.body for message in messages],
-        "properties": _properties([message.properties for message in messages]),
-        "sharding_key": [message.sharding_key for message in messages],
-        "delay_s": _delays_s(rows),
-        "deliver_timestamp": [message.deliver_timestamp for message in messages],
-    }
-
-
-def _properties(properties: Sequence[Mapping[str, str] | None]) -> pa.Array:
-    if any(properties) or None in properties:
-        pairs = [None if one is None else list(one.items()) for one in properties]
-        return pa.array(pairs, PROPERTIES)
-    # A list for each message would cost Arrow and the garbage collector much work.
-    return pa.MapArray.from_arrays(np.zeros(len(properties) + 1, np.int32), _NO_TEXTS, _NO_TEXTS)
-
-
-def _delays_s(rows: _Rows) -> list[int | None]:
-    if not any(message.delay_level or message.delay_s for message in rows.messages):
-        return [None] * len(rows.messages)
-    pairs = zip(rows.messages, rows.origins, strict=True)
-    return [delay_after_commit_s(message, origin.delay_levels_s) for message, origin in pairs]
-
-
-def _of_heads(rows: _Rows) -> dict[str, Sequence[object]]:
-    """The columns that only the head has."""
-    heads = rows.heads
-    return {
-        "message_count": [head and head.message_count for head in heads],
-        "check_immunity_time_s": [head and head.origin.check_immunity_time_s for head in heads],
-        "client_id": [head and head.origin.client_id for head in heads],
-    }
-
-
-class _HeadAlone:
-    """Stands for the message in a head without one."""
-
-    topic = tags = keys = body = properties = sharding_key = None
-    delay_level = delay_s = deliver_timestamp = None
-
-
-_HEAD_ALONE = _HeadAlone()
-_FIELDS = list(HALF.columns)
-_NO_TEXTS = pa.array([], pa.string())
-
-
 class HalfLog:
-    """Reads the half log; the producer appends to it."""
+    """Reads the half log; the producer appends `half_table` to it."""
 
     def __init__(self, table: Table) -> None:
         """Open nothing yet; `table` is not shared."""
         self.table = table
 
     def summaries(self, transaction_ids: pa.Array) -> pa.Table:
-        """SUMMARY_COLUMNS of all rows of these transactions, duplicates included."""
+        """Read SUMMARY_COLUMNS of all rows of these transactions, duplicates included."""
         return self.table.search.rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
 
     def readable_summaries(
         self, transaction_ids: pa.Array
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
-        """As `summaries`, without the files that cannot be read, which are returned."""
+        """Read as `summaries`, without the files that cannot be read, which are returned."""
         return self.table.search.readable_rows_of(
             "transaction_id", transaction_ids, SUMMARY_COLUMNS
         )
 
     def rows(self, transaction_ids: pa.Array) -> pa.Table:
-        """All columns of all rows of these transactions, duplicates included."""
+        """Read all columns of all rows of these transactions, duplicates included."""
         return self.table.search.rows_of("transaction_id", transaction_ids, HALF.columns.names)
 
     def readable_delayed_of(
         self, transaction_ids: pa.Array
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
-        """transaction_id, sequence, producer_group of their delayed messages, once each.
+        """Read DELAYED_COLUMNS of the delayed messages of these transactions, once each.
 
         Files that cannot be read are left out, and returned.
         """
@@ -245,16 +106,14 @@ class HalfLog:
             "transaction_id", transaction_ids, columns
         )
         rows = rows.filter(is_delayed(rows)).select(list(DELAYED_COLUMNS))
-        places = Groups.of(rows["transaction_id"]).place
-        first = first_of_each(places, integers(rows["sequence"], NO_SEQUENCE))
-        return only(rows, first), unreadable
+        return once_each(rows), unreadable
 
     def halves(self, transaction_id: str) -> Halves | None:
-        """The durable halves of one transaction; None without any; 0 commits."""
+        """Read the durable halves of one transaction; None without any; 0 commits."""
         return self.halves_of([transaction_id]).get(transaction_id)
 
     def halves_of(self, transaction_ids: Sequence[str]) -> dict[str, Halves]:
-        """The durable halves of each transaction that has any; 0 commits.
+        """Read the durable halves of each transaction that has any; 0 commits.
 
         Bodies are read only if a sequence appears twice, to tell a retried append from a conflict;
         memory holds one batch of them.
@@ -262,7 +121,7 @@ class HalfLog:
         return self._halves(self.summaries(pa.array(transaction_ids, pa.string())), self._digests)
 
     def readable_halves_of(self, summaries: pa.Table) -> dict[str, Halves]:
-        """As `halves_of`, from summaries that are read already, by the files that can be read."""
+        """Read as `halves_of`, from summaries that were read, by the files that can be read."""
         return self._halves(summaries, self._readable_digests)
 
     def _digests(self, transaction_ids: pa.Array) -> pa.Table:
@@ -294,23 +153,29 @@ class HalfLog:
 
 
 def _chunks(grouped: pa.Table) -> Iterator[pa.Array]:
-    """The transactions in their order, some rows at a time, because each row is compared."""
+    """Yield the transactions in their order, some rows at a time, because each row is compared."""
     ends = np.cumsum(integers(grouped["rows"], 0)) // COMPARED_ROWS
     ids = grouped["transaction_id"].combine_chunks()
     for number in np.unique(ends):
         yield ids.filter(pa.array(ends == number))
 
 
+def once_each(rows: pa.Table) -> pa.Table:
+    """Return the first row of each message, in the order of the rows."""
+    places = Groups.of(rows["transaction_id"]).place
+    return only(rows, first_of_each(places, integers(rows["sequence"], NO_SEQUENCE)))
+
+
 def is_delayed(rows: pa.Table) -> pa.ChunkedArray:
-    """Whether each half is a delayed message, which goes to the schedule after its commit."""
+    """Tell of each half if it is a delayed message, which goes to the schedule after its commit."""
     return pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
 
 
 def grouped_summaries(summaries: pa.Table, ids: pa.Array | None = None) -> pa.Table:
-    """One row for each transaction: counts of its rows and messages, its groups and its head.
+    """Count the rows and messages of each transaction, and find its groups and its head.
 
-    `places` counts distinct sequences. With `ids` the rows are those of these transactions, in
-    this order; one without halves has counts of 0.
+    Returns one row for each transaction; `places` counts distinct sequences. With `ids` the rows
+    are those of these transactions, in this order; one without halves has counts of 0.
     """
     column = summaries["transaction_id"]
     if ids is None:
@@ -338,7 +203,7 @@ def grouped_summaries(summaries: pa.Table, ids: pa.Array | None = None) -> pa.Ta
 
 
 def _places(groups: Groups, sequence: Integers, rows: Integers) -> Integers:
-    """The number of distinct sequences of each transaction."""
+    """Count the distinct sequences of each transaction."""
     if not len(rows) or rows.max() == 1:
         return rows
     return groups.count(first_of_each(groups.place, sequence))
@@ -357,7 +222,7 @@ def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array,
 
 
 def digests(rows: pa.Table) -> pa.Table:
-    """SUMMARY_COLUMNS of rows with COMPARED_COLUMNS, and a digest of all that is compared."""
+    """Return SUMMARY_COLUMNS of rows with COMPARED_COLUMNS, and a digest of what is compared."""
     values = [_digest(row) for row in rows.select(list(COMPARED_COLUMNS)).to_pylist()]
     return rows.select(list(SUMMARY_COLUMNS)).append_column(DIGEST, pa.array(values, pa.binary()))
 
@@ -369,7 +234,7 @@ def _digest(row: Mapping[str, object]) -> bytes:
 
 
 def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
-    """The halves of each transaction, from the digests of its rows."""
+    """Return the halves of each transaction, from the digests of its rows."""
     grouped: dict[str, dict[int, dict[str, object]]] = {}
     conflicting: set[str] = set()
     heads: dict[str, int | None] = {}
@@ -393,3 +258,147 @@ def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
         )
         for transaction_id, seen in grouped.items()
     }
+
+
+# --- rows of a commit -----------------------------------------------------------------------------
+
+
+def half_table(transactions: Iterable[HalfTransaction]) -> pa.Table:
+    """Return the rows of HALF; the first row of each transaction is its head.
+
+    Columns are built one after the other: row by row would cost more than the commit.
+    """
+    rows = _rows(list(transactions))
+    columns = {**_of_origins(rows), **_of_messages(rows), **_of_heads(rows)}
+    arrays = [_array(columns[field.name], field.type) for field in _FIELDS]
+    return pa.table(arrays, schema=HALF.columns)
+
+
+class _Rows(NamedTuple):
+    """What the rows of a commit are made of; `heads` has None for rows that are no head."""
+
+    origins: list[HalfOrigin]
+    messages: list[Message | _HeadAlone]
+    sequences: list[int]
+    queues: list[int | None]
+    heads: Sequence[HalfTransaction | None]
+
+
+def _rows(transactions: Sequence[HalfTransaction]) -> _Rows:
+    origins = [transaction.origin for transaction in transactions]
+    if all(len(transaction.messages) == 1 for transaction in transactions):
+        messages: list[Message | _HeadAlone] = [each.messages[0] for each in transactions]
+        queues: list[int | None] = [each.queues[0] for each in transactions]
+        return _Rows(origins, messages, [HEAD_SEQUENCE] * len(messages), queues, transactions)
+    counts = [transaction.rows for transaction in transactions]
+    heads = [
+        head
+        for transaction, count in zip(transactions, counts, strict=True)
+        for head in (transaction, *[None] * (count - 1))
+    ]
+    return _Rows(
+        [origin for origin, count in zip(origins, counts, strict=True) for _ in range(count)],
+        [message for each in transactions for message in each.messages or (_HEAD_ALONE,)],
+        [sequence for count in counts for sequence in range(HEAD_SEQUENCE, count)],
+        [queue for each in transactions for queue in (each.queues if each.messages else (None,))],
+        heads,
+    )
+
+
+class _HeadAlone:
+    """Stands for the message in a head without one."""
+
+    topic = tags = keys = body = properties = sharding_key = None
+    delay_level = delay_s = deliver_timestamp = None
+
+
+_HEAD_ALONE = _HeadAlone()
+
+
+def _of_origins(rows: _Rows) -> dict[str, pa.Array | Sequence[object]]:
+    ids = [origin.transaction_id for origin in rows.origins]
+    return {
+        "transaction_id": ids,
+        "sequence": rows.sequences,
+        "message_id": list(map(message_id, ids, rows.sequences)),
+        "queue_id": [origin.queue_id for origin in rows.origins],
+        "producer_group": [origin.producer_group for origin in rows.origins],
+        "born_timestamp": [origin.born_timestamp_ms * 1000 for origin in rows.origins],
+        "ordinary": [origin.ordinary for origin in rows.origins],
+        "store_date": _days(ids),
+    }
+
+
+def _days(ids: Sequence[str]) -> list[int]:
+    # Ids sort by their time, and most commits are of one day.
+    first, last = (transaction_time_ms(each) // _DAY_MS for each in (min(ids), max(ids)))
+    if first == last:
+        return [first] * len(ids)
+    return [transaction_time_ms(each) // _DAY_MS for each in ids]
+
+
+def store_date(transaction_id: str) -> date:
+    """Return the partition of a half: the UTC date of the time in its id, not of its append."""
+    return _date(transaction_time_ms(transaction_id) // _DAY_MS)
+
+
+@lru_cache(maxsize=64)
+def _date(day: int) -> date:
+    return timestamp(day * _DAY_MS).date()
+
+
+def _of_messages(rows: _Rows) -> dict[str, pa.Array | Sequence[object]]:
+    messages = rows.messages
+    return {
+        "real_topic": [message.topic for message in messages],
+        "real_queue_id": rows.queues,
+        "tags": [message.tags for message in messages],
+        "keys": [message.keys for message in messages],
+        "body": [message.body for message in messages],
+        "properties": _properties([message.properties for message in messages]),
+        "sharding_key": [message.sharding_key for message in messages],
+        "delay_s": _delays_s(rows),
+        "deliver_timestamp": [message.deliver_timestamp for message in messages],
+    }
+
+
+def _properties(properties: Sequence[Mapping[str, str] | None]) -> pa.Array:
+    if any(properties) or None in properties:
+        pairs = [None if values is None else list(values.items()) for values in properties]
+        return pa.array(pairs, PROPERTIES)
+    # A list for each message would cost Arrow and the garbage collector much work.
+    return pa.MapArray.from_arrays(np.zeros(len(properties) + 1, np.int32), _NO_TEXTS, _NO_TEXTS)
+
+
+def _delays_s(rows: _Rows) -> list[int | None]:
+    if not any(message.delay_level or message.delay_s for message in rows.messages):
+        return [None] * len(rows.messages)
+    pairs = zip(rows.messages, rows.origins, strict=True)
+    return [delay_after_commit_s(message, origin.delay_levels_s) for message, origin in pairs]
+
+
+def delay_after_commit_s(
+    message: Message | _HeadAlone, delay_levels_s: tuple[int, ...]
+) -> int | None:
+    """Return the delay of a message after its commit, by its level or in seconds, or None."""
+    if message.delay_level:
+        return delay_s_of(message.delay_level, delay_levels_s)
+    return message.delay_s or None
+
+
+def _of_heads(rows: _Rows) -> dict[str, Sequence[object]]:
+    """Return the columns that only the head has."""
+    heads = rows.heads
+    return {
+        "message_count": [head and head.message_count for head in heads],
+        "check_immunity_time_s": [head and head.origin.check_immunity_time_s for head in heads],
+        "client_id": [head and head.origin.client_id for head in heads],
+    }
+
+
+def _array(values: pa.Array | Sequence[object], kind: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values
+    if values.count(None) == len(values):
+        return pa.nulls(len(values), kind)
+    return pa.array(values, kind)

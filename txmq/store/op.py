@@ -1,4 +1,7 @@
-"""The op log: claims about transactions, in the order of Delta's commits (RocketMQ's op topic)."""
+"""The op log: claims about transactions, in the order of Delta's commits (RocketMQ's op topic).
+
+Claims of a group with keys are signed; those that its keys have not signed do not count.
+"""
 
 from __future__ import annotations
 
@@ -23,181 +26,28 @@ from txmq.ground.clock import Clock, affine, follows_storage, milliseconds, time
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.store.config import Config
 from txmq.store.config_faults import ACCEPT_UNSIGNED, VARIABLE
-from txmq.store.schemas import MICROSECONDS_UTC, OP
-
-# --- claim_keys:
+from txmq.store.schemas import MICROSECONDS_UTC, OP, SIGNATURE
 
 logger = logging.getLogger(__name__)
 
-SIGNATURE = "signature"
 KEY_CHARACTERS_MIN = 32
-# Their order is part of the signature.
-_SIGNED = (
-    "transaction_id", "kind", "sequences", "source", "producer_group", "life", "check_times",
-    "next_check_timestamp", "reason", "op_timestamp",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class GroupKeys:
-    """The keys of one producer group: the first one signs, each of them is believed."""
-
-    keys: tuple[bytes, ...]
-    accepts_unsigned: bool
-
-    def signature(self, text: bytes) -> bytes:
-        """The signature by the first key."""
-        return hmac.digest(self.keys[0], text, "sha256")
-
-    def trusts(self, text: bytes, signature: bytes | None) -> bool:
-        """Whether one of the keys made this signature, or none is needed yet."""
-        return self.accepts_unsigned or any(
-            hmac.compare_digest(hmac.digest(key, text, "sha256"), signature or b"")
-            for key in self.keys
-        )
-
-
-class ClaimKeys:
-    """The keys of the producer groups whose claims are signed."""
-
-    def __init__(self, by_group: Mapping[str, GroupKeys]) -> None:
-        """Keep the keys by the stored name of their group."""
-        self._by_group = by_group
-        self._groups = pa.array(list(by_group), pa.string())
-
-    @classmethod
-    def of(cls, config: Config, environ: Mapping[str, str] | None = None) -> ClaimKeys:
-        """The keys that the settings name, from the variables that hold them.
-
-        Raises: ConfigError where a variable is not set or holds a key that is too short.
-        """
-        variables = os.environ if environ is None else environ
-        faults: list[str] = []
-        by_group = {
-            group: _keys_of(group, entry, variables, faults)
-            for group, entry in config.claim_keys.items()
-        }
-        if faults:
-            raise ConfigError(faults)
-        return cls(by_group)
-
-    def required(self) -> dict[str, list[str]]:
-        """The keys of the groups whose unsigned claims do not count."""
-        return {
-            group: [key.decode() for key in keys.keys]
-            for group, keys in self._by_group.items()
-            if not keys.accepts_unsigned
-        }
-
-    def __bool__(self) -> bool:
-        """Whether any group has keys."""
-        return bool(self._by_group)
-
-    def signed(self, rows: pa.Table) -> pa.Table:
-        """Claims, as OP, with the signatures of those whose group has a key."""
-        if not self._of_groups(rows):
-            return rows
-        signatures = [
-            None if keys is None else keys.signature(text) for keys, text, _ in self._each(rows)
-        ]
-        place, field = rows.schema.get_field_index(SIGNATURE), OP.columns.field(SIGNATURE)
-        return rows.set_column(place, field, pa.array(signatures, field.type))
-
-    def trusted(self, rows: pa.Table, *, warns: bool = False) -> pa.Table:
-        """The claims that their group's key signed, and those of groups without a key.
-
-        Args:
-            rows: the columns of a signature and SIGNATURE.
-            warns: whether a warning counts the others.
-        """
-        if not self._of_groups(rows):
-            return rows
-        is_trusted = [
-            keys is None or keys.trusts(text, signature)
-            for keys, text, signature in self._each(rows)
-        ]
-        mask = pa.array(is_trusted, pa.bool_())
-        if warns:
-            _warn_of(rows.filter(pc.invert(mask)))
-        return rows.filter(mask)
-
-    def _of_groups(self, rows: pa.Table) -> bool:
-        """Whether any claim is of a group with keys; else nothing is computed."""
-        return bool(self) and bool(
-            pc.any(pc.is_in(rows["producer_group"], value_set=self._groups)).as_py()
-        )
-
-    def _each(self, rows: pa.Table) -> Iterator[tuple[GroupKeys | None, bytes, bytes | None]]:
-        """Of each claim its keys, the text that is signed, and its signature."""
-        places = pc.index_in(rows["producer_group"], value_set=self._groups)
-        keys = list(self._by_group.values())
-        # Nothing is computed of claims in the name of other groups.
-        texts = signed_texts(rows.filter(pc.is_valid(places)))
-        for place, signature in zip(places.to_pylist(), rows[SIGNATURE].to_pylist(), strict=True):
-            yield (None, b"", signature) if place is None else (keys[place], next(texts), signature)
-
-
-def required_keys(config: Config) -> dict[str, list[str]]:
-    """As `ClaimKeys.required`, for the settings of a process. Raises: as `ClaimKeys.of`."""
-    return ClaimKeys.of(config).required()
-
-
-def signed_texts(rows: pa.Table) -> Iterator[bytes]:
-    """What signatures are made of: a claim's fields in their order, times in microseconds."""
-    plain = pa.table({name: _plain(rows[name]) for name in _SIGNED})
-    for row in plain.to_pylist():
-        yield json.dumps([_text(row[name]) for name in _SIGNED]).encode()
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as numbers and texts as bytes, which may be no UTF-8."""
-    if pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
-    return column.cast(pa.binary()) if pa.types.is_string(column.type) else column
-
-
-def _text(value: object) -> object:
-    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
-
-
-def _keys_of(
-    group: str, entry: str | Mapping[str, Any], variables: Mapping[str, str], faults: list[str]
-) -> GroupKeys:
-    settings = {VARIABLE: entry} if isinstance(entry, str) else entry
-    variable = str(settings[VARIABLE])
-    keys = tuple(key.encode() for key in variables.get(variable, "").split())
-    if not keys:
-        faults.append(f"claim_keys: {shown(group)} needs the variable {variable}; set it")
-    elif min(map(len, keys)) < KEY_CHARACTERS_MIN:
-        problem = f"a key in {variable} is shorter than {KEY_CHARACTERS_MIN} characters"
-        faults.append(f"claim_keys: {shown(group)}: {problem}; make one by `openssl rand -hex 32`")
-    return GroupKeys(keys, bool(settings.get(ACCEPT_UNSIGNED, False)))
-
-
-def _warn_of(refused: pa.Table) -> None:
-    if refused.num_rows:
-        first = refused.slice(0, 1).select(["transaction_id", "producer_group"]).to_pylist()[0]
-        logger.warning(
-            "%d claims have no valid signature of their group and do not count; the first is "
-            "about transaction %s in the name of group %s",
-            refused.num_rows, shown(first["transaction_id"]), shown(first["producer_group"]),
-        )  # fmt: skip
-
-
-# --- op:
-
 CLAIM_COLUMNS = (
     "transaction_id", "ordinal", "kind", "source", "producer_group", "life", "check_times",
     "next_check_timestamp", "reason", "op_timestamp", "sequences",
 )  # fmt: skip
 SIGNED_COLUMNS = (*CLAIM_COLUMNS, SIGNATURE)
+# Their order is part of the signature.
+_SIGNED = (
+    "transaction_id", "kind", "sequences", "source", "producer_group", "life", "check_times",
+    "next_check_timestamp", "reason", "op_timestamp",
+)  # fmt: skip
 _REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
 # Times that Python can represent; a column may hold others.
 _TIMES = ("op_timestamp", "next_check_timestamp")
 _FIRST_TIME = pa.scalar(datetime.min.replace(tzinfo=UTC), MICROSECONDS_UTC)
+_LAST_TIME = pa.scalar(datetime.max.replace(tzinfo=UTC), MICROSECONDS_UTC)
 _FIELDS = list(OP.columns)
 _CURE = "restore this file; until then nothing is settled and nothing is skipped"
-_LAST_TIME = pa.scalar(datetime.max.replace(tzinfo=UTC), MICROSECONDS_UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,75 +66,6 @@ class OpRow:
     sequences: tuple[int, ...] | None = None
 
 
-def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
-    """The rows of one commit as Arrow; `ordinal` is their order within it."""
-    moments = [timestamp(row.op_timestamp_ms) for row in rows]
-    columns = {
-        "transaction_id": [row.transaction_id for row in rows],
-        "queue_id": [queue_id] * len(rows),
-        "ordinal": list(range(len(rows))),
-        "kind": [row.kind.value for row in rows],
-        "sequences": [row.sequences for row in rows],
-        "source": [row.source.value for row in rows],
-        "producer_group": [row.producer_group for row in rows],
-        "life": [row.life for row in rows],
-        "check_times": [row.check_times for row in rows],
-        "next_check_timestamp": [_optional_timestamp(row.next_check_timestamp_ms) for row in rows],
-        "reason": [row.reason for row in rows],
-        "op_timestamp": moments,
-        "signature": [None] * len(rows),
-        # All rows have one date, so that a commit is one file.
-        "store_date": [moments[0].date() if moments else None] * len(rows),
-    }
-    return pa.table(columns, schema=OP.columns)
-
-
-def end_table(
-    ends: Sequence[tuple[str, ClaimKind]],
-    *,
-    producer_group: str,
-    now_ms: int,
-    source: ClaimSource = ClaimSource.PRODUCER,
-    reason: str | None = None,
-) -> pa.Table:
-    """As `op_table`, for ends that one group claims at one time; the queue is not set yet."""
-    count = len(ends)
-    shared = {
-        "source": source.value,
-        "producer_group": producer_group,
-        "reason": reason,
-        "op_timestamp": timestamp(now_ms),
-        "store_date": timestamp(now_ms).date(),
-    }
-    by_row = {
-        "transaction_id": [transaction_id for transaction_id, _ in ends],
-        "ordinal": range(count),
-        # These are texts; asking each for its value would take longer.
-        "kind": [kind for _, kind in ends],
-    }
-    columns = [
-        pa.array(by_row[field.name], field.type)
-        if field.name in by_row
-        else _repeated(shared.get(field.name), field.type, count)
-        for field in _FIELDS
-    ]
-    return pa.table(columns, schema=OP.columns)
-
-
-def _repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
-    """A column with one value in all rows."""
-    return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
-
-
-def claims_of_table(rows: pa.Table) -> list[Claim]:
-    """Rows of `OpLog.between` as claims."""
-    versions = rows["_commit_version"].to_pylist()
-    return [
-        _claim(row, version)
-        for row, version in zip(rows.select(list(CLAIM_COLUMNS)).to_pylist(), versions, strict=True)
-    ]
-
-
 class OpLog:
     """Reads the op log and appends claims; ClaimWriter numbers the commits."""
 
@@ -297,7 +78,7 @@ class OpLog:
     def refresh(self) -> OpLog:
         """Move to the newest version and return this object.
 
-        Raises: StorageError; it names the newest commit file where that is what cannot be read.
+        Raises: StorageError; it names the newest commit file if that is what cannot be read.
         """
         with self._naming_the_file():
             self.table.refresh()
@@ -333,7 +114,7 @@ class OpLog:
                 raise StorageError("op", f"{commit_path(version)} {problem}: {_CURE}")
 
     def between(self, after: int, through: int) -> pa.Table:
-        """SIGNED_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
+        """Read SIGNED_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
 
         Malformed rows, which txmq does not write, are left out: any program may append to the log,
         and one bad row must not stop all transactions. So are claims in the name of a group with a
@@ -342,12 +123,15 @@ class OpLog:
         return self._trusted(partial(self.table.changes.read, after + 1, through), warns=True)
 
     def first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
-        """As `between`, up to the commit with which there are enough rows, and that commit.
+        """Read as `between`, up to the commit with which there are enough rows.
 
-        Where a commit cannot be read, those before it do not wait for its repair: what is returned
-        ends before it.
+        If a commit cannot be read, those before it do not wait for its repair: the rows end before
+        it.
 
-        Raises: StorageError where the first commit cannot be read, or is not whole, as
+        Returns:
+            The rows, and the last commit that was read.
+
+        Raises: StorageError if the first commit cannot be read, or is not whole, as
             `check_commits`.
         """
         try:
@@ -375,7 +159,7 @@ class OpLog:
     def claims_between(
         self, after: int, through: int, transaction_ids: Iterable[str]
     ) -> dict[str, list[Claim]]:
-        """Claims about these transactions in the commits after `after` up to `through`."""
+        """Read the claims about these transactions in the commits after `after` up to `through`."""
         claims: dict[str, list[Claim]] = {transaction_id: [] for transaction_id in transaction_ids}
         rows = self.between(after, through)
         ids = pa.array(list(claims), pa.string())
@@ -384,9 +168,9 @@ class OpLog:
         return claims
 
     def rows_about(self, transaction_ids: pa.Array) -> pa.Table:
-        """SIGNED_COLUMNS of all live rows about these transactions, in no order.
+        """Read SIGNED_COLUMNS of all live rows about these transactions, in no order.
 
-        Malformed rows and those of another hand are left out, as in `between`.
+        Malformed rows and those that were not signed are left out, as in `between`.
         """
         return self._trusted(partial(self.table.search.rows_of, "transaction_id", transaction_ids))
 
@@ -403,9 +187,9 @@ class OpLog:
         return self._keys.trusted(rows, warns=warns)
 
     def received_ms(self, versions: Iterable[int], clock: Clock) -> dict[int, int]:
-        """When the store received these commits, as `clock` shows it; 0 commits.
+        """Read when the store received these commits, as `clock` shows it; 0 commits.
 
-        Nothing for a clock that does not follow the storage, as in tests.
+        Returns nothing for a clock that does not follow the storage, as in tests.
         """
         if not follows_storage(clock):
             return {}
@@ -420,9 +204,9 @@ class OpLog:
     def append_table(
         self, rows: pa.Table, queue_id: int, *, app_id: str, number: int, note: str = ""
     ) -> int:
-        """As `append`, for claims as columns of OP; this sets queue, ordinals and date."""
-        one = self._storable(self._keys.signed(_as_one_commit(rows, queue_id)))
-        return self.table.writer.append(one, app_id=app_id, number=number, note=note)
+        """Append claims, given as columns of OP, in one commit; set queue, ordinals and date."""
+        claims = self._storable(self._keys.signed(_as_one_commit(rows, queue_id)))
+        return self.table.writer.append(claims, app_id=app_id, number=number, note=note)
 
     @property
     def _has_signatures(self) -> bool:
@@ -432,7 +216,10 @@ class OpLog:
         return self._stores_signatures
 
     def _storable(self, rows: pa.Table) -> pa.Table:
-        """The columns that the stored table has; an earlier txmq made none for signatures."""
+        """Drop the column that the stored table lacks: an earlier txmq made none for signatures.
+
+        Raises: StoreFormatError if claims have to be signed.
+        """
         if self._has_signatures:
             return rows
         if self._keys:
@@ -442,7 +229,7 @@ class OpLog:
 
 
 def _as_one_commit(rows: pa.Table, queue_id: int) -> pa.Table:
-    """The rows with ordinals, and with one queue and one date, so that a commit is one file."""
+    """Set ordinals, one queue and one date, so that a commit is one file."""
     count = rows.num_rows
     shared = {
         "queue_id": pa.repeat(pa.scalar(queue_id, pa.int32()), count),
@@ -472,12 +259,85 @@ def _well_formed(rows: pa.Table) -> pa.Table:
 
 
 def _with_whole_sequences(rows: pa.Table) -> pa.Table:
-    """The rows whose list of messages, where there is one, has no gap."""
+    """Return the rows whose list of messages, if they have one, has no null in it."""
     lists = rows["sequences"].combine_chunks()
     gaps = pc.list_parent_indices(lists).filter(pc.is_null(pc.list_flatten(lists)))
     if not len(gaps):
         return rows
     return rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), value_set=gaps)))
+
+
+def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
+    """Return the rows of one commit as Arrow; `ordinal` is their order within it."""
+    moments = [timestamp(row.op_timestamp_ms) for row in rows]
+    columns = {
+        "transaction_id": [row.transaction_id for row in rows],
+        "queue_id": [queue_id] * len(rows),
+        "ordinal": list(range(len(rows))),
+        "kind": [row.kind.value for row in rows],
+        "sequences": [row.sequences for row in rows],
+        "source": [row.source.value for row in rows],
+        "producer_group": [row.producer_group for row in rows],
+        "life": [row.life for row in rows],
+        "check_times": [row.check_times for row in rows],
+        "next_check_timestamp": [_optional_timestamp(row.next_check_timestamp_ms) for row in rows],
+        "reason": [row.reason for row in rows],
+        "op_timestamp": moments,
+        "signature": [None] * len(rows),
+        # All rows have one date, so that a commit is one file.
+        "store_date": [moments[0].date() if moments else None] * len(rows),
+    }
+    return pa.table(columns, schema=OP.columns)
+
+
+def _optional_timestamp(moment_ms: int | None) -> object:
+    return None if moment_ms is None else timestamp(moment_ms)
+
+
+def end_table(
+    ends: Sequence[tuple[str, ClaimKind]],
+    *,
+    producer_group: str,
+    now_ms: int,
+    source: ClaimSource = ClaimSource.PRODUCER,
+    reason: str | None = None,
+) -> pa.Table:
+    """Return ends that one group claims at one time, as `op_table`; the queue is not set yet."""
+    count = len(ends)
+    shared = {
+        "source": source.value,
+        "producer_group": producer_group,
+        "reason": reason,
+        "op_timestamp": timestamp(now_ms),
+        "store_date": timestamp(now_ms).date(),
+    }
+    by_row = {
+        "transaction_id": [transaction_id for transaction_id, _ in ends],
+        "ordinal": range(count),
+        # These are texts; asking each for its value would take longer.
+        "kind": [kind for _, kind in ends],
+    }
+    columns = [
+        pa.array(by_row[field.name], field.type)
+        if field.name in by_row
+        else _repeated(shared.get(field.name), field.type, count)
+        for field in _FIELDS
+    ]
+    return pa.table(columns, schema=OP.columns)
+
+
+def _repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
+    """Return a column with one value in all rows."""
+    return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+
+
+def claims_of_table(rows: pa.Table) -> list[Claim]:
+    """Return rows of `OpLog.between` as claims."""
+    versions = rows["_commit_version"].to_pylist()
+    return [
+        _claim(row, version)
+        for row, version in zip(rows.select(list(CLAIM_COLUMNS)).to_pylist(), versions, strict=True)
+    ]
 
 
 def _claim(row: dict[str, Any], version: int) -> Claim:
@@ -497,5 +357,150 @@ def _claim(row: dict[str, Any], version: int) -> Claim:
     )
 
 
-def _optional_timestamp(moment_ms: int | None) -> object:
-    return None if moment_ms is None else timestamp(moment_ms)
+# --- keys of producer groups ----------------------------------------------------------------------
+
+
+class ClaimKeys:
+    """The keys of the producer groups whose claims are signed."""
+
+    def __init__(self, by_group: Mapping[str, GroupKeys]) -> None:
+        """Keep the keys by the stored name of their group."""
+        self._by_group = by_group
+        self._groups = pa.array(list(by_group), pa.string())
+
+    @classmethod
+    def of(cls, config: Config, environ: Mapping[str, str] | None = None) -> ClaimKeys:
+        """Read the keys that the settings name from the variables that hold them.
+
+        Raises: ConfigError if a variable is not set or holds a key that is too short.
+        """
+        variables = os.environ if environ is None else environ
+        faults: list[str] = []
+        by_group = {
+            group: _keys_of(group, entry, variables, faults)
+            for group, entry in config.claim_keys.items()
+        }
+        if faults:
+            raise ConfigError(faults)
+        return cls(by_group)
+
+    def required(self) -> dict[str, list[str]]:
+        """Return the keys of the groups whose unsigned claims do not count."""
+        return {
+            group: [key.decode() for key in keys.keys]
+            for group, keys in self._by_group.items()
+            if not keys.accepts_unsigned
+        }
+
+    def __bool__(self) -> bool:
+        """Tell whether any group has keys."""
+        return bool(self._by_group)
+
+    def signed(self, rows: pa.Table) -> pa.Table:
+        """Sign the claims, given as OP, whose group has a key, and return all."""
+        if not self._of_groups(rows):
+            return rows
+        signatures = [
+            None if keys is None else keys.signature(text) for keys, text, _ in self._each(rows)
+        ]
+        place, field = rows.schema.get_field_index(SIGNATURE), OP.columns.field(SIGNATURE)
+        return rows.set_column(place, field, pa.array(signatures, field.type))
+
+    def trusted(self, rows: pa.Table, *, warns: bool = False) -> pa.Table:
+        """Return the claims that their group's key signed, and those of groups without a key.
+
+        Args:
+            rows: the columns of a signature and SIGNATURE.
+            warns: whether a warning counts the others.
+        """
+        if not self._of_groups(rows):
+            return rows
+        is_trusted = [
+            keys is None or keys.trusts(text, signature)
+            for keys, text, signature in self._each(rows)
+        ]
+        mask = pa.array(is_trusted, pa.bool_())
+        if warns:
+            _warn_of(rows.filter(pc.invert(mask)))
+        return rows.filter(mask)
+
+    def _of_groups(self, rows: pa.Table) -> bool:
+        """Tell whether any claim is of a group with keys; if not, nothing is computed."""
+        return bool(self) and bool(
+            pc.any(pc.is_in(rows["producer_group"], value_set=self._groups)).as_py()
+        )
+
+    def _each(self, rows: pa.Table) -> Iterator[tuple[GroupKeys | None, bytes, bytes | None]]:
+        """Yield of each claim its keys, the text that is signed, and its signature."""
+        places = pc.index_in(rows["producer_group"], value_set=self._groups)
+        keys = list(self._by_group.values())
+        # Nothing is computed of claims in the name of other groups.
+        texts = signed_texts(rows.filter(pc.is_valid(places)))
+        for place, signature in zip(places.to_pylist(), rows[SIGNATURE].to_pylist(), strict=True):
+            yield (None, b"", signature) if place is None else (keys[place], next(texts), signature)
+
+
+def _keys_of(
+    group: str, entry: str | Mapping[str, Any], variables: Mapping[str, str], faults: list[str]
+) -> GroupKeys:
+    settings = {VARIABLE: entry} if isinstance(entry, str) else entry
+    variable = str(settings[VARIABLE])
+    keys = tuple(key.encode() for key in variables.get(variable, "").split())
+    if not keys:
+        faults.append(f"claim_keys: {shown(group)} needs the variable {variable}; set it")
+    elif min(map(len, keys)) < KEY_CHARACTERS_MIN:
+        problem = f"a key in {variable} is shorter than {KEY_CHARACTERS_MIN} characters"
+        faults.append(f"claim_keys: {shown(group)}: {problem}; make one by `openssl rand -hex 32`")
+    return GroupKeys(keys, bool(settings.get(ACCEPT_UNSIGNED, False)))
+
+
+def _warn_of(refused: pa.Table) -> None:
+    if refused.num_rows:
+        first = refused.slice(0, 1).select(["transaction_id", "producer_group"]).to_pylist()[0]
+        logger.warning(
+            "%d claims have no valid signature of their group and do not count; the first is "
+            "about transaction %s in the name of group %s",
+            refused.num_rows, shown(first["transaction_id"]), shown(first["producer_group"]),
+        )  # fmt: skip
+
+
+def required_keys(config: Config) -> dict[str, list[str]]:
+    """Return `ClaimKeys.required` for the settings of a process. Raises: as `ClaimKeys.of`."""
+    return ClaimKeys.of(config).required()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GroupKeys:
+    """The keys of one producer group: the first one signs, each of them is believed."""
+
+    keys: tuple[bytes, ...]
+    accepts_unsigned: bool
+
+    def signature(self, text: bytes) -> bytes:
+        """Return the signature of a text by the first key."""
+        return hmac.digest(self.keys[0], text, "sha256")
+
+    def trusts(self, text: bytes, signature: bytes | None) -> bool:
+        """Tell whether one of the keys made this signature, or none is needed yet."""
+        return self.accepts_unsigned or any(
+            hmac.compare_digest(hmac.digest(key, text, "sha256"), signature or b"")
+            for key in self.keys
+        )
+
+
+def signed_texts(rows: pa.Table) -> Iterator[bytes]:
+    """Yield the text of each claim that is signed: its fields in order, times in microseconds."""
+    plain = pa.table({name: _plain(rows[name]) for name in _SIGNED})
+    for row in plain.to_pylist():
+        yield json.dumps([_text(row[name]) for name in _SIGNED]).encode()
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Turn times into numbers, and texts into bytes, which may be no UTF-8."""
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.int64())
+    return column.cast(pa.binary()) if pa.types.is_string(column.type) else column
+
+
+def _text(value: object) -> object:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value

@@ -7,6 +7,8 @@ import pyarrow as pa
 from txmq.delta.schemas import TableSchema
 
 MICROSECONDS_UTC = pa.timestamp("us", tz="UTC")
+# Tables of schema version 1 lack this column.
+SIGNATURE = "signature"
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
@@ -68,7 +70,7 @@ OP = TableSchema(
             _column("next_check_timestamp", MICROSECONDS_UTC, "UNKNOWN: not due before"),
             _column("reason", pa.string(), "why"),
             _column("op_timestamp", MICROSECONDS_UTC, "writer's clock"),
-            _column("signature", pa.binary(), "HMAC-SHA256 by the group's key; null: none"),
+            _column(SIGNATURE, pa.binary(), "HMAC-SHA256 by the group's key; null: none"),
             _column("store_date", pa.date32(), "UTC date of the writer's clock"),
         ]
     ),

@@ -7,9 +7,9 @@ on. A transaction is registered here before the commit that leaves it out, so it
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, NotRequired, Protocol, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from txmq.errors import PayloadMissingError, SourceRestoredError
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.message.reasons import GIVE_UP
-from txmq.store.op import SIGNATURE, SIGNED_COLUMNS, ClaimKeys, claims_of_table
+from txmq.store.op import SIGNED_COLUMNS, ClaimKeys, claims_of_table
 from txmq.store.register import Register, SharedValue
-from txmq.store.schemas import OP
+from txmq.store.schemas import OP, SIGNATURE
+from txmq.store.shapes import LATER, Moment, json_text, number, sequence, shape_of
 
 REGISTER = "set_aside"
 # With more of them the store has lost whole tables, and to go on would do more harm than good.
@@ -43,9 +44,27 @@ class Registers(Protocol):
         """See `StoreTables.claim_keys`."""
         ...
 
-    def register(self, name: str, *, create: bool = False) -> Register:
+    def register(self, name: str, form: Any = None, *, create: bool = False) -> Register:
         """See `StoreTables.register`."""
         ...
+
+
+class WaitingClaim(TypedDict):
+    """A claim as a row of JSON: times in microseconds, the signature in hexadecimal digits."""
+
+    transaction_id: str
+    ordinal: int
+    kind: str
+    source: str
+    producer_group: str
+    life: int | None
+    check_times: int | None
+    next_check_timestamp: int | None
+    reason: str | None
+    op_timestamp: int | None
+    sequences: Sequence[int] | None
+    signature: NotRequired[str | None]
+    _commit_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +80,8 @@ class SetAside:
 
     from_version: int
     problem: str
-    since_ms: int
-    claims: tuple[str, ...] = ()
+    since_ms: Moment
+    claims: Annotated[tuple[str, ...], sequence(json_text(shape_of(WaitingClaim)))] = ()
 
     @property
     def giver_up(self) -> str | None:
@@ -93,11 +112,11 @@ class SetAsideTransactions:
 
     transactions: Mapping[str, SetAside] = field(default_factory=dict)
     late: tuple[str, ...] = ()
-    count: int | None = None
+    count: Annotated[int | None, number, LATER] = None
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> SetAsideTransactions:
-        """The inverse of `to_value`; an empty value is a store where nothing was set aside."""
+        """Invert `to_value`; an empty value is a store where nothing was set aside."""
         transactions = {
             name: SetAside(
                 entry["from_version"], entry["problem"], entry["since_ms"], tuple(entry["claims"])
@@ -108,7 +127,7 @@ class SetAsideTransactions:
         return cls(transactions, tuple(value.get("late", ())), count)
 
     def trusted_by(self, keys: ClaimKeys) -> SetAsideTransactions:
-        """Without the claims that the key of their group has not signed: anybody may write them."""
+        """Drop the claims that the key of their group has not signed: anybody may write them."""
         if not keys:
             return self
         claims = claim_rows(keys.trusted(waiting_claims(self.transactions.values()), warns=True))
@@ -119,7 +138,7 @@ class SetAsideTransactions:
         return replace(self, transactions=transactions)
 
     def to_value(self) -> dict[str, Any]:
-        """The value for the register."""
+        """Return the value for the register."""
         transactions = {
             name: {
                 "from_version": entry.from_version,
@@ -133,9 +152,9 @@ class SetAsideTransactions:
         return value if self.count is None else {**value, "count": self.count}
 
     def check_count(self, seen: int) -> SetAsideTransactions:
-        """The value itself.
+        """Return the value itself, if it is as new as the settled log says by its count.
 
-        Raises: SourceRestoredError if the settled log has seen a later one, by its count.
+        Raises: SourceRestoredError if the settled log has seen a later one.
         """
         if self.count is not None and self.count < seen:
             problem = f"has change {self.count}, but the settled log has seen change {seen}"
@@ -145,13 +164,13 @@ class SetAsideTransactions:
         return self
 
     def counted(self, seen: int) -> SetAsideTransactions:
-        """The value after one more change; `seen` is the count that the settled log has seen."""
+        """Count one more change; `seen` is the count that the settled log has seen."""
         return replace(self, count=max(self.count or 0, seen) + 1)
 
     def with_problems(
         self, problems: Mapping[str, str], from_version: int, now_ms: int
     ) -> SetAsideTransactions:
-        """These transactions too; one that waits already keeps its place.
+        """Add transactions; one that waits already keeps its place.
 
         Raises: PayloadMissingError for more than MAX_TRANSACTIONS.
         """
@@ -170,7 +189,7 @@ class SetAsideTransactions:
     def with_claims(
         self, claims: pa.Table, problems: Mapping[str, str], from_version: int, now_ms: int
     ) -> SetAsideTransactions:
-        """Claims that wait: of these transactions, and of those that wait already."""
+        """Add claims that wait: of these transactions, and of those that wait already."""
         rows = claim_rows(claims)
         new = {name: problems.get(name, "") for name in rows if name not in self.transactions}
         value = self.with_problems(new, from_version, now_ms)
@@ -182,7 +201,7 @@ class SetAsideTransactions:
         return replace(value, transactions={**value.transactions, **changed})
 
     def without(self, done: Mapping[str, SetAside]) -> SetAsideTransactions:
-        """Without those that are done, but for any that changed meanwhile."""
+        """Remove those that are done, but for any that changed meanwhile."""
         gone = {name for name, entry in done.items() if self.transactions.get(name) == entry}
         left = {name: entry for name, entry in self.transactions.items() if name not in gone}
         late = dict.fromkeys([*self.late, *sorted(gone)])
@@ -192,11 +211,13 @@ class SetAsideTransactions:
 NOTHING_SET_ASIDE = SetAsideTransactions(count=0)
 
 
-def set_aside_register(tables: Registers, *, create: bool = False) -> SharedValue[Any]:
-    """The register as a shared value; `create` makes its table if there is none (one commit)."""
+def set_aside_register(
+    tables: Registers, *, create: bool = False
+) -> SharedValue[SetAsideTransactions]:
+    """Return the register as a shared value; `create` makes its table (one commit) if needed."""
     keys = tables.claim_keys
     return SharedValue(
-        tables.register(REGISTER, create=create),
+        tables.register(REGISTER, SetAsideTransactions, create=create),
         f"state/{REGISTER}",
         lambda value: SetAsideTransactions.from_value(value).trusted_by(keys),
         SetAsideTransactions.to_value,
@@ -204,18 +225,18 @@ def set_aside_register(tables: Registers, *, create: bool = False) -> SharedValu
 
 
 def read_set_aside(tables: Registers, seen: int = 0) -> SetAsideTransactions:
-    """The newest value; empty where nothing was ever set aside; 0 commits.
+    """Read the newest value; it is empty if nothing was ever set aside; 0 commits.
 
     `seen` is the count that the settled log has seen. Raises: SourceRestoredError if the value is
     older.
     """
     register = set_aside_register(tables)
-    value: SetAsideTransactions = register.read() if register.exists else NOTHING_SET_ASIDE
+    value = register.read() if register.exists else NOTHING_SET_ASIDE
     return value.check_count(seen)
 
 
 def claims_set_aside(tables: Registers, seen: int = 0) -> dict[str, list[Claim]]:
-    """The claims that wait, by transaction; 0 commits. `seen`, raises: as `read_set_aside`."""
+    """Read the claims that wait, by transaction; 0 commits. `seen`, raises: as `read_set_aside`."""
     entries = read_set_aside(tables, seen).transactions
     claims: dict[str, list[Claim]] = {name: [] for name in entries}
     for claim in claims_of_table(waiting_claims(entries.values())):
@@ -224,7 +245,7 @@ def claims_set_aside(tables: Registers, seen: int = 0) -> dict[str, list[Claim]]
 
 
 def claim_rows(claims: pa.Table) -> dict[str, tuple[str, ...]]:
-    """Claims as rows of JSON, by transaction, in the order of their commits."""
+    """Return claims as rows of JSON, by transaction, in the order of their commits."""
     plain = claims.select(_CLAIMS.names)
     for name in _TIMES:
         column = plain[name].cast(pa.int64())
@@ -237,7 +258,7 @@ def claim_rows(claims: pa.Table) -> dict[str, tuple[str, ...]]:
 
 
 def waiting_claims(entries: Iterable[SetAside]) -> pa.Table:
-    """All claims of these transactions, as SIGNED_COLUMNS and `_commit_version`."""
+    """Return all claims of these transactions, as SIGNED_COLUMNS and `_commit_version`."""
     rows = [json.loads(text) for entry in entries for text in entry.claims]
     plain = pa.Table.from_pylist(rows, schema=_PLAIN_CLAIMS)
     signatures = [text and bytes.fromhex(text) for text in plain[SIGNATURE].to_pylist()]
@@ -246,7 +267,7 @@ def waiting_claims(entries: Iterable[SetAside]) -> pa.Table:
 
 
 def after_their_facts(claims: pa.Table, facts: pa.Table) -> pa.Table:
-    """The claims that come after the last fact of their transaction; the others were folded."""
+    """Return the claims that come after the last fact of their transaction; others were folded."""
     row = pc.index_in(claims["transaction_id"], value_set=facts["transaction_id"].combine_chunks())
     version, ordinal = (facts[name].take(row) for name in ("op_version", "ordinal"))
     is_later = pc.or_(

@@ -1,4 +1,7 @@
-"""The settled log: one fact for each change of a transaction's state that took effect."""
+"""The settled log: one fact for each change of a transaction's state that took effect.
+
+Beside it the schedule, which says with the half log which messages are delayed.
+"""
 
 from __future__ import annotations
 
@@ -15,65 +18,30 @@ from txmq.delta.files import DataFile, UnreadableFile
 from txmq.delta.table import Table
 from txmq.errors import StorageError
 from txmq.ground.clock import timestamp
-from txmq.ground.columns import Groups, first_of_each, flags, integers
+from txmq.ground.columns import flags
 from txmq.message.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
-from txmq.store.half import NO_SEQUENCE, HalfLog
+from txmq.store.half import DELAYED_COLUMNS, HalfLog, once_each
 from txmq.store.schemas import SCHEDULE, SETTLED
-
-# --- settled:
 
 NOTHING = -1
 SET_ASIDE_MARK = "txmq-set-aside"
+# Up to which version of the half log claims were settled, and what its commit is.
+HALF_MARK, HALF_FINGERPRINT = "txmq-half", "txmq-half-fingerprint"
+_FORGOTTEN = "txmq-forgotten/"
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
 SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp", "op_timestamp")
 DELIVERY_COLUMNS = ("transaction_id", "state", "sequences", "op_version", "ordinal", "source")
-_FORGOTTEN = "txmq-forgotten/"
 _DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
-
-
-def mark_id(op_table_id: str) -> str:
-    """The name of the mark up to which version of one op log a table is complete.
-
-    A new op log has another id, so its versions are never compared with the old ones.
-    """
-    return f"txmq/{op_table_id}"
-
-
-# Up to which version of the half log claims were settled, and what its commit is.
-HALF_MARK, HALF_FINGERPRINT = "txmq-half", "txmq-half-fingerprint"
-
-
-def fingerprint_id(op_table_id: str) -> str:
-    """The name of the mark that holds the fingerprint of the op log's commit at `mark_id`."""
-    return f"txmq-fingerprint/{op_table_id}"
-
-
-def settled_table(facts: Sequence[Fact], now_ms: int, op_timestamps: Sequence[object]) -> pa.Table:
-    """Facts as rows of the settled log."""
-    now = timestamp(now_ms)
-    claims = [fact.claim for fact in facts]
-    columns = {
-        "transaction_id": [claim.transaction_id for claim in claims],
-        "state": [fact.state.value for fact in facts],
-        "sequences": [None] * len(facts),
-        "op_version": [claim.op_version for claim in claims],
-        "ordinal": [claim.ordinal for claim in claims],
-        "settled_timestamp": [now] * len(facts),
-        "source": [claim.source.value for claim in claims],
-        "producer_group": [claim.producer_group for claim in claims],
-        "life": [fact.life for fact in facts],
-        "reason": [fact.reason for fact in facts],
-        "op_timestamp": list(op_timestamps),
-        "store_date": [now.date()] * len(facts),
-    }
-    return pa.table(columns, schema=SETTLED.columns)
+# How often files are listed again that another process, such as retention, takes away meanwhile.
+REPLACED_ATTEMPTS = 5
+_NO_MESSAGES = pa.schema([SCHEDULE.columns.field(name) for name in DELAYED_COLUMNS]).empty_table()
 
 
 class SettledLog:
     """Reads facts and appends them exactly once."""
 
     def __init__(self, table: Table, op_table_id: str) -> None:
-        """`op_table_id` names the op log whose versions the mark counts."""
+        """Open nothing yet; `op_table_id` names the op log whose versions the mark counts."""
         self.table = table
         self.mark_id = mark_id(op_table_id)
         self._fingerprint_id = fingerprint_id(op_table_id)
@@ -95,6 +63,15 @@ class SettledLog:
         return self.table.log.mark(SET_ASIDE_MARK) or 0
 
     @property
+    def half_seen(self) -> tuple[int, int | None]:
+        """The version of the half log that was last settled by, and the fingerprint of its commit.
+
+        A half log that was restored is older, or has another commit there.
+        """
+        version = self.table.log.mark(HALF_MARK)
+        return NOTHING if version is None else version, self.table.log.mark(HALF_FINGERPRINT)
+
+    @property
     def forgotten(self) -> dict[str, int]:
         """How many transactions of each final state retention has taken so far."""
         return {
@@ -105,7 +82,7 @@ class SettledLog:
     def forget(self, files: Sequence[DataFile]) -> None:
         """Remove whole files, and count their final facts in the same commit.
 
-        A transaction has one final fact. Raises: CommitRefusedError where another removal was
+        A transaction has one final fact. Raises: CommitRefusedError if another removal was
         first; StorageError.
         """
         before = self.forgotten
@@ -118,17 +95,17 @@ class SettledLog:
         self.table.writer.remove(files, marks)
 
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
-        """FACT_COLUMNS of the facts about these transactions, without facts of deliveries."""
+        """Read FACT_COLUMNS of the facts about these transactions, without facts of deliveries."""
         rows = self.table.search.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
         return without_deliveries(rows)
 
     def deliveries_of(self, transaction_ids: pa.Array) -> pa.Table:
-        """DELIVERY_COLUMNS of all facts about delayed messages of these transactions."""
+        """Read DELIVERY_COLUMNS of all facts about delayed messages of these transactions."""
         rows = self.table.search.rows_of("transaction_id", transaction_ids, DELIVERY_COLUMNS)
         return rows.filter(_is_delivery(rows))
 
     def standings(self, transaction_ids: pa.Array) -> dict[str, Standing]:
-        """The last settled state of each transaction that has facts."""
+        """Read the last settled state of each transaction that has facts."""
         newest = last_facts(self.facts_of(transaction_ids))
         return {
             row["transaction_id"]: Standing(TransactionState(row["state"]), row["life"])
@@ -136,7 +113,7 @@ class SettledLog:
         }
 
     def group_of(self, transaction_id: str) -> str | None:
-        """The producer group in the facts about a transaction; None without any."""
+        """Read the producer group in the facts about a transaction; None without any."""
         ids = pa.array([transaction_id], pa.string())
         rows = self.table.search.rows_of(
             "transaction_id", ids, ("transaction_id", "producer_group")
@@ -145,17 +122,17 @@ class SettledLog:
         return str(groups[0]) if groups else None
 
     def between(self, after: int, through: int, columns: Sequence[str] = FACT_COLUMNS) -> pa.Table:
-        """The facts whose claims are in the commits after `after` up to `through`."""
+        """Read the facts whose claims are in the commits after `after` up to `through`."""
         rows = self.table.rows.read(self.table.files.beyond("op_version", after), columns)
         version = rows["op_version"]
         return rows.filter(pc.and_(pc.greater(version, after), pc.less_equal(version, through)))
 
     def to_show(self, after: int, through: int) -> pa.Table:
-        """SHOWN_COLUMNS of the facts to publish: `between` without some EXPIRED lives.
+        """Read SHOWN_COLUMNS of the facts to publish: `between` without some EXPIRED lives.
 
         A life that was DISCARDED before it EXPIRED is left out: its messages are dead letters.
 
-        Raises: StorageError where a commit lost its content that may have held some of them.
+        Raises: StorageError if a commit lost its content that may have held some of them.
         """
         self.check_whole(after)
         return self._to_show(self.between(after, through, SHOWN_COLUMNS))
@@ -173,7 +150,7 @@ class SettledLog:
                 raise StorageError("settled", f"{commit_path(version)} lost its content: {cure}")
 
     def _may_hold(self, lost: int, after: int) -> bool:
-        """Whether a commit that lost its content may have held facts after this op version.
+        """Tell whether a commit that lost its content may have held facts after this op version.
 
         What it held is at most its own mark, which lies between those of its neighbours.
         """
@@ -185,7 +162,7 @@ class SettledLog:
         return earlier is None or earlier >= after
 
     def _mark_in(self, versions: range) -> int | None:
-        """The mark of the first of these commits that has one; None where nobody knows."""
+        """Return the mark of the first of these commits that has one; None if nobody knows."""
         for version in versions:
             marks = self.table.folder.marks_of(version)
             if marks is None or version in self.table.log.snapshot.empty:
@@ -196,7 +173,7 @@ class SettledLog:
         return NOTHING if versions.step < 0 else None
 
     def to_show_of(self, transaction_ids: pa.Array, through: int) -> pa.Table:
-        """As `to_show`, of some transactions, however old their facts are."""
+        """Read as `to_show`, of some transactions, however old their facts are."""
         rows = self.table.search.rows_of("transaction_id", transaction_ids, SHOWN_COLUMNS)
         return self._to_show(rows.filter(pc.less_equal(rows["op_version"], through)))
 
@@ -210,15 +187,6 @@ class SettledLog:
         is_expired = pc.equal(facts["state"], TransactionState.EXPIRED.value)
         return facts.filter(pc.invert(pc.and_(is_expired, shown_before)))
 
-    @property
-    def half_seen(self) -> tuple[int, int | None]:
-        """The version of the half log that was last settled by, and the fingerprint of its commit.
-
-        A half log that was restored is older, or has another commit there.
-        """
-        version = self.table.log.mark(HALF_MARK)
-        return NOTHING if version is None else version, self.table.log.mark(HALF_FINGERPRINT)
-
     def swap(
         self,
         rows: pa.Table,
@@ -229,7 +197,7 @@ class SettledLog:
     ) -> None:
         """Append facts and set the mark, in one commit, also without rows.
 
-        `set_aside_count` is given where claims of the range wait (decision 0027); `half_seen` is as
+        `set_aside_count` is given if claims of the range wait (decision 0027); `half_seen` is as
         the property.
 
         Raises: CommitRefusedError if another publisher was faster.
@@ -252,8 +220,14 @@ class SettledLog:
         self.table.writer.swap(rows, {SET_ASIDE_MARK: set_aside_count})
 
 
+def _life_key(facts: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(
+        facts["transaction_id"], facts["life"].cast(pa.string()), "/"
+    )
+
+
 def without_deliveries(facts: pa.Table) -> pa.Table:
-    """The facts about transactions, without those about deliveries of single messages."""
+    """Return the facts about transactions, without those about deliveries of single messages."""
     return facts.filter(pc.invert(_is_delivery(facts)))
 
 
@@ -261,14 +235,8 @@ def _is_delivery(facts: pa.Table) -> pa.ChunkedArray:
     return pc.is_in(facts["state"], value_set=_DELIVERY_STATES)
 
 
-def _life_key(facts: pa.Table) -> pa.ChunkedArray:
-    return pc.binary_join_element_wise(
-        facts["transaction_id"], facts["life"].cast(pa.string()), "/"
-    )
-
-
 def last_facts(facts: pa.Table) -> pa.Table:
-    """The newest fact of each transaction."""
+    """Return the newest fact of each transaction."""
     ordered = facts.sort_by([("op_version", "descending"), ("ordinal", "descending")])
     rows = pa.array(range(ordered.num_rows), pa.int64())
     first = (
@@ -280,12 +248,41 @@ def last_facts(facts: pa.Table) -> pa.Table:
     return ordered.take(first["row_min"])
 
 
-# --- schedule:
+def mark_id(op_table_id: str) -> str:
+    """Name the mark up to which version of one op log a table is complete.
 
-# How often files are listed again that another process, such as retention, takes away meanwhile.
-REPLACED_ATTEMPTS = 5
-MESSAGE_COLUMNS = ("transaction_id", "sequence", "producer_group")
-_NO_MESSAGES = pa.schema([SCHEDULE.columns.field(name) for name in MESSAGE_COLUMNS]).empty_table()
+    A new op log has another id, so its versions are never compared with the old ones.
+    """
+    return f"txmq/{op_table_id}"
+
+
+def fingerprint_id(op_table_id: str) -> str:
+    """Name the mark that holds the fingerprint of the op log's commit at `mark_id`."""
+    return f"txmq-fingerprint/{op_table_id}"
+
+
+def settled_table(facts: Sequence[Fact], now_ms: int, op_timestamps: Sequence[object]) -> pa.Table:
+    """Return facts as rows of the settled log."""
+    now = timestamp(now_ms)
+    claims = [fact.claim for fact in facts]
+    columns = {
+        "transaction_id": [claim.transaction_id for claim in claims],
+        "state": [fact.state.value for fact in facts],
+        "sequences": [None] * len(facts),
+        "op_version": [claim.op_version for claim in claims],
+        "ordinal": [claim.ordinal for claim in claims],
+        "settled_timestamp": [now] * len(facts),
+        "source": [claim.source.value for claim in claims],
+        "producer_group": [claim.producer_group for claim in claims],
+        "life": [fact.life for fact in facts],
+        "reason": [fact.reason for fact in facts],
+        "op_timestamp": list(op_timestamps),
+        "store_date": [now.date()] * len(facts),
+    }
+    return pa.table(columns, schema=SETTLED.columns)
+
+
+# --- delayed messages -----------------------------------------------------------------------------
 
 
 class ScheduleLog:
@@ -309,30 +306,30 @@ class ScheduleLog:
         return self
 
     def has_news(self) -> bool:
-        """Whether the table has a newer version than this object shows."""
+        """Tell whether the table has a newer version than this object shows."""
         return self.table.log.has_news() if self.is_there else self.table.exists()
 
     def messages_of(self, transaction_ids: pa.Array) -> pa.Table:
-        """MESSAGE_COLUMNS of all messages of these transactions; 0 commits."""
+        """Read DELAYED_COLUMNS of all messages of these transactions; 0 commits."""
         if not self.is_there:
             return _NO_MESSAGES
-        return self.table.search.rows_of("transaction_id", transaction_ids, MESSAGE_COLUMNS)
+        return self.table.search.rows_of("transaction_id", transaction_ids, DELAYED_COLUMNS)
 
     def readable_messages_of(
         self, transaction_ids: pa.Array
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
-        """MESSAGE_COLUMNS of all messages of these transactions; 0 commits.
+        """Read DELAYED_COLUMNS of all messages of these transactions; 0 commits.
 
         Files that cannot be read are left out, and returned.
         """
         if not self.is_there:
             return _NO_MESSAGES, ()
         return self.table.search.readable_rows_of(
-            "transaction_id", transaction_ids, MESSAGE_COLUMNS
+            "transaction_id", transaction_ids, DELAYED_COLUMNS
         )
 
     def due_dates(self) -> set[date]:
-        """The due dates of all messages in the schedule; reads no rows."""
+        """List the due dates of all messages in the schedule; reads no rows."""
         if not self.is_there:
             return set()
         return {file.partition["due_date"] for file in self._all_files()}
@@ -340,7 +337,7 @@ class ScheduleLog:
     def readable(
         self, day: date, after: int, columns: Sequence[str]
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
-        """Columns of the messages of one due date whose claims are beyond op version `after`.
+        """Read columns of the messages of one due date whose claims are beyond op version `after`.
 
         Rows of earlier claims may be among them, because whole files are read. Files that cannot be
         read are left out, and returned; a file that another process has replaced is none of them.
@@ -381,12 +378,12 @@ class ScheduleLog:
 def delayed_messages(
     half: HalfLog, schedule: ScheduleLog | None, transaction_ids: pa.Array
 ) -> pa.Table:
-    """transaction_id, sequence, producer_group of the delayed messages of these transactions.
+    """Read DELAYED_COLUMNS of the delayed messages of these transactions, once each.
 
     Retention removes halves before the rows of the schedule, so a message that is in neither
     cannot be delivered any more.
 
-    Raises: StorageError where a file that may hold them cannot be read.
+    Raises: StorageError if a file that may hold them cannot be read.
     """
     messages, unreadable = readable_delayed_messages(half, schedule, transaction_ids)
     if unreadable:
@@ -397,7 +394,7 @@ def delayed_messages(
 def readable_delayed_messages(
     half: HalfLog, schedule: ScheduleLog | None, transaction_ids: pa.Array
 ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
-    """As `delayed_messages`, without the files that cannot be read, which are returned."""
+    """Read as `delayed_messages`, without the files that cannot be read, which are returned."""
     of_half, unreadable = half.readable_delayed_of(transaction_ids)
     if schedule is None:
         return of_half, unreadable
@@ -410,6 +407,4 @@ def readable_delayed_messages(
         return of_half, unreadable
     of_schedule, also_unreadable = schedule.refresh().readable_messages_of(remaining)
     messages = pa.concat_tables([of_half, of_schedule])
-    places = Groups.of(messages["transaction_id"]).place
-    first = first_of_each(places, integers(messages["sequence"], NO_SEQUENCE))
-    return messages.filter(pa.array(first)), (*unreadable, *also_unreadable)
+    return once_each(messages), (*unreadable, *also_unreadable)

@@ -26,14 +26,10 @@ from txmq.store.register import Register
 from txmq.store.stored_settings import settings_of, to_keep, warn_of_ignored, warn_of_unkept
 from txmq.store.tables import StoreTables, check_folder, plain_location
 
-# --- store:
-
 # Folder of the services' checkpoints; each start of a service has one that no other start reads.
 SERVICE_CHECKPOINTS = "services"
-
 # Is at a location that is being restored; the settings, which make it a store, come last.
 RESTORE_BEGUN = "txmq-restore.begun.json"
-
 # On an object store logs without news are looked at so many times less often.
 IDLE_LOOKS = 5
 
@@ -150,18 +146,18 @@ class Store:
             StorageError: the settings cannot be read.
         """
         store = cls(plain_location(location), Config(), storage_options=storage_options)
-        settings = store.tables.register("config")
-        if not settings.exists:
+        register = store.tables.register("config")
+        if not register.exists:
             if not store.is_remote:
                 # delta-rs finds no table in a folder that this process may not enter.
-                settings.table.folder.has_commit(0)
+                register.table.folder.has_commit(0)
             raise StoreNotFoundError(store.location, "holds no store; make one with txmq init")
-        seen = settings.read()
+        seen = register.read()
         if not seen.revision:
             raise StoreFormatError(store.location, "was not created completely; create it again")
-        kept = settings_of(seen.value)
-        warn_of_ignored(store.location, kept.ignored)
-        opened = store._with(kept.config, kept.ignored)
+        settings = settings_of(seen.value)
+        warn_of_ignored(store.location, settings.ignored)
+        opened = store._with(settings.config, settings.ignored)
         return opened if config is None else opened.with_settings(config)
 
     @classmethod
@@ -178,11 +174,11 @@ class Store:
         What a program calls that may be the first one, or run again. Of several processes that make
         a store at once one makes it, and the others open it.
 
-        Commits: 0 where there is a store, else as `create`. Retry: call it again.
+        Commits: 0 if there is a store, else as `create`. Retry: call it again.
 
         Args:
             location: a path or a URI, as for `create`.
-            config: kept where the store is made, and used by the returned object in any case.
+            config: kept if the store is made, and used by the returned object in any case.
             storage_options: how delta-rs reaches the location.
             clock: as for `create`.
 
@@ -203,7 +199,7 @@ class Store:
         return is_remote(self.location)
 
     def look_interval_s(self, interval_s: float, *, is_idle: bool = False) -> float:
-        """The time between two looks at a log: as given, on an object store at least the setting's.
+        """Return the time between two looks at a log; on an object store at least the setting's.
 
         Args:
             interval_s: what suits a disk.
@@ -215,7 +211,7 @@ class Store:
         return max(interval_s, factor * self.config.remote_look_interval_s)
 
     def with_settings(self, config: Config) -> Store:
-        """The same store with other settings, which are used but not kept; 0 commits.
+        """Return the same store with other settings, which are used but not kept; 0 commits.
 
         Args:
             config: replaces all settings.
@@ -234,7 +230,7 @@ class Store:
         return store
 
     def topics(self) -> list[str]:
-        """The names of the topics that have a table, sorted; 0 commits.
+        """List the names of the topics that have a table, sorted; 0 commits.
 
         A deleted topic is left out until its next message.
 
@@ -249,7 +245,7 @@ class Store:
         return bool(self.tables.table_at(f"topics/{topic}").files.all())
 
     def topic_location(self, topic: str) -> str:
-        """The location of a topic's table, which any Delta reader can load; 0 commits.
+        """Return the location of a topic's table, which any Delta reader can load; 0 commits.
 
         On S3 it begins with s3a://, which Spark knows as all others do.
 
@@ -270,11 +266,11 @@ class Store:
         return spark_location(table.location)
 
     def checkpoint_location(self, service: str) -> str:
-        """The location for the streaming checkpoint of a reader, by its name; 0 commits."""
+        """Return the location for the streaming checkpoint of a reader, by its name; 0 commits."""
         return f"{spark_location(self.location)}/checkpoints/{service}"
 
     def _keep_settings(self, settings: Register, now_ms: int) -> None:
-        """The last commit of a creation; of several concurrent creators the first wins."""
+        """Make the last commit of a creation; of several concurrent creators the first wins."""
         problem = "was made by another process; open it"
         seen = settings.read()
         if seen.revision:
@@ -285,22 +281,6 @@ class Store:
             raise StoreExistsError(self.location, problem) from error
 
 
-def _check_unused(store: Store) -> None:
-    """Raise StoreFormatError if there are transactions.
-
-    Defaults must not replace their settings.
-    """
-    op = store.tables.table_at("op")
-    if op.exists() and op.version:
-        problem = "has transactions, but not its settings; restore state/config"
-        raise StoreFormatError(store.location, problem)
-
-
-def service_checkpoint_location(store: Store, start: str) -> str:
-    """The location for the checkpoint of one start of a service, until that service ends."""
-    return store.checkpoint_location(f"{SERVICE_CHECKPOINTS}/{start}")
-
-
 def _checked_config(config: object) -> Config:
     if not isinstance(config, Config):
         problem = f"config must be a Config, not {type(config).__name__}"
@@ -308,27 +288,28 @@ def _checked_config(config: object) -> Config:
     return config
 
 
-def check_store(store: object) -> None:
-    """Refuse what is no opened store, such as its location. Raises: ConfigError."""
-    if not isinstance(store, Store):
-        problem = f"store must be a Store, not {shown(store)}"
-        raise ConfigError([f"{problem}; open it first, by Store.open(location)"])
+def _check_unused(store: Store) -> None:
+    """Refuse a store with transactions, because defaults must not replace their settings.
+
+    Raises: StoreFormatError.
+    """
+    op = store.tables.table_at("op")
+    if op.exists() and op.version:
+        problem = "has transactions, but not its settings; restore state/config"
+        raise StoreFormatError(store.location, problem)
 
 
-def _checked_fixed_keys(kept: Config, given: Config) -> Config:
+def _checked_fixed_keys(stored: Config, given: Config) -> Config:
     config = _checked_config(given)
     faults = [
-        f"{key} is fixed at creation: the store has {getattr(kept, key)!r}, "
+        f"{key} is fixed at creation: the store has {getattr(stored, key)!r}, "
         f"not {getattr(config, key)!r}"
         for key in FIXED_KEYS
-        if getattr(kept, key) != getattr(config, key)
+        if getattr(stored, key) != getattr(config, key)
     ]
     if faults:
         raise ConfigError(faults)
     return config
-
-
-# --- opening:
 
 
 def open_store(location: str, config_file: str | Path | None = None) -> Store:
@@ -348,3 +329,15 @@ def create_store(location: str, config_file: str | Path | None = None) -> Store:
     """
     base = None if config_file is None else Config.from_yaml(config_file)
     return Store.create(location, Config.from_env(base=base))
+
+
+def check_store(store: object) -> None:
+    """Refuse what is no opened store, such as its location. Raises: ConfigError."""
+    if not isinstance(store, Store):
+        problem = f"store must be a Store, not {shown(store)}"
+        raise ConfigError([f"{problem}; open it first, by Store.open(location)"])
+
+
+def service_checkpoint_location(store: Store, start: str) -> str:
+    """Return the location for the checkpoint of one start of a service, until that service ends."""
+    return store.checkpoint_location(f"{SERVICE_CHECKPOINTS}/{start}")

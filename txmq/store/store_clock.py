@@ -101,7 +101,7 @@ class StoreClock:
 
     @classmethod
     def of(cls, store: Store, clock: Clock | None) -> StoreClock:
-        """`clock` if it is a StoreClock; else a new one beside it."""
+        """Return `clock` if it is a StoreClock; else a new one beside it."""
         return clock if isinstance(clock, StoreClock) else cls(store, clock)
 
     @property
@@ -110,7 +110,7 @@ class StoreClock:
         return clock_of_store(self.own)
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC; a small correction lets it stand still, not go back.
+        """Return milliseconds since 1970-01-01 UTC; a small correction makes it stand, not go back.
 
         Raises: StorageError if the first file cannot be written; later ones may fail.
         """
@@ -123,7 +123,7 @@ class StoreClock:
             return self._shown_ms
 
     def not_beyond(self, shown_ms: int) -> int:
-        """A time that the machine's clock has shown; now, if that is clearly in the future.
+        """Return a time that the machine's clock has shown; now, if that is clearly in the future.
 
         Raises: as `now_ms`.
         """
@@ -143,7 +143,7 @@ class StoreClock:
         return believed.at(self._count_ms())
 
     def _next(self, before: _Look | None) -> _Look:
-        """The look to count on from: a new one, or the one before where that is better."""
+        """Return the look to count on from: a new one, or the one before if that is better."""
         try:
             look = self._look()
         except StorageError as error:
@@ -160,7 +160,7 @@ class StoreClock:
         return look
 
     def _look(self) -> _Look:
-        """The quickest of some looks: as long as it takes, so late may the clock be."""
+        """Return the quickest of some looks; the clock may be late by as long as it takes."""
         looks: dict[int, _Look] = {}
         for _ in range(LOOKS_MAX):
             begun_ms = self._count_ms()
@@ -173,7 +173,7 @@ class StoreClock:
         return looks[min(looks)]
 
     def _is_doubtful(self, look: _Look, before: _Look) -> bool:
-        """Whether the look is ahead of the count, and has not been for long."""
+        """Tell whether the look is ahead of the count, and has not been for long."""
         ahead_ms = look.storage_ms - before.at(look.elapsed_ms)
         if ahead_ms <= JUMP_MS:
             return False
@@ -206,6 +206,7 @@ class _ClockFiles:
         self._objects = Objects(store.location, store.storage_options)
 
     def written_ms(self) -> int:
+        """Write a file, read its time, and remove it."""
         path = f"{CLOCK_FOLDER}/{uuid.uuid4()}"
         with translated(CLOCK_FOLDER):
             self._objects.put(path, b"The time of this file is the time of the store.\n")

@@ -39,13 +39,8 @@ class KeptSettings:
     ignored: Mapping[str, Any] = field(default_factory=dict)
 
 
-def to_keep(config: Config) -> dict[str, Any]:
-    """The settings that a store keeps, as plain values."""
-    return {key: value for key, value in config.to_dict().items() if key not in ACTING_KEYS}
-
-
 def settings_of(kept: Mapping[str, Any]) -> KeptSettings:
-    """What a store says about its settings.
+    """Read what a store says about its settings.
 
     Raises: ConfigError.
     """
@@ -54,19 +49,9 @@ def settings_of(kept: Mapping[str, Any]) -> KeptSettings:
     return KeptSettings(Config.from_dict(inert), ignored)
 
 
-def ignored_names(ignored: Mapping[str, Any]) -> list[str]:
-    """Each ignored setting by its name: `listeners: orders (package.module:Class)`."""
-    names = []
-    for key, value in ignored.items():
-        entries = value if isinstance(value, Mapping) else {}
-        names += [f"{key}: {shown(group)} ({shown(_reference(entry))})"
-                  for group, entry in entries.items()] or [key]  # fmt: skip
-    return names
-
-
-def as_yaml(ignored: Mapping[str, Any]) -> str:
-    """The ignored settings as lines of a settings file, in ASCII."""
-    return yaml.safe_dump(dict(ignored), allow_unicode=False, sort_keys=True)
+def to_keep(config: Config) -> dict[str, Any]:
+    """Return the settings that a store keeps, as plain values."""
+    return {key: value for key, value in config.to_dict().items() if key not in ACTING_KEYS}
 
 
 def warn_of_ignored(location: str, ignored: Mapping[str, Any]) -> None:
@@ -90,7 +75,22 @@ def warn_of_unkept(config: Config) -> None:
             logger.warning("the store keeps no %s (%s): %s", key, groups, HOW_TO_MOVE)
 
 
+def ignored_names(ignored: Mapping[str, Any]) -> list[str]:
+    """Name each ignored setting: `listeners: orders (package.module:Class)`."""
+    names = []
+    for key, value in ignored.items():
+        entries = value if isinstance(value, Mapping) else {}
+        names += [f"{key}: {shown(group)} ({shown(_reference(entry))})"
+                  for group, entry in entries.items()] or [key]  # fmt: skip
+    return names
+
+
 def _reference(entry: object) -> object:
     if not isinstance(entry, Mapping):
         return entry
     return entry.get("class") or entry.get("variable")
+
+
+def as_yaml(ignored: Mapping[str, Any]) -> str:
+    """Return the ignored settings as lines of a settings file, in ASCII."""
+    return yaml.safe_dump(dict(ignored), allow_unicode=False, sort_keys=True)

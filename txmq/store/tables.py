@@ -1,4 +1,4 @@
-"""The tables of a store, for txmq's own packages; users do not need them."""
+"""The tables of a store and its location, for txmq's own packages; users do not need them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.fs as pa_fs
@@ -22,9 +23,9 @@ from txmq.message.body_schema import BodySchema
 from txmq.message.names import SCHEDULE_TOPIC, check_readable_topic, check_stored_group
 from txmq.store.config import Config
 from txmq.store.half import HalfLog
+from txmq.store.logs import Logs
 from txmq.store.op import ClaimKeys, OpLog
 from txmq.store.register import Register
-from txmq.store.resolution import Logs
 from txmq.store.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC
 from txmq.store.set_aside import claims_set_aside
 from txmq.store.settled import ScheduleLog, SettledLog, mark_id
@@ -35,9 +36,7 @@ from txmq.store.topic import (
     set_body_schema,
     typed_schema,
 )
-from txmq.store.topic_settings import TopicRegister
-
-# --- tables:
+from txmq.store.topic_settings import TopicRegister, TopicsValue
 
 # Made with the store.
 REGISTERS = ("config", "publisher", "check_lease", "maintenance")
@@ -50,6 +49,14 @@ _OF_GROUPS = (REMOTE, CONSUMER_GROUP, DEAD_LETTERS)
 STATE = "state/"
 _TOPICS = "topics/"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
+# Object stores that put a file only where there is none.
+SCHEMES = ("s3", "s3a", "abfss", "abfs", "az", "azure", "adl", "gs")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
+# Mounts of Databricks: they can neither link nor rename, so no commit can be put there once.
+_MOUNTED = re.compile(r"/(Volumes|dbfs)(/|$)|dbfs:", re.ASCII)
+_CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
+# delta-rs decodes % twice, so that its folder differs from Spark's. The others make it panic.
+_BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class StoreTables:
@@ -73,31 +80,31 @@ class StoreTables:
     # --- logs --------------------------------------------------------------------------------
 
     def logs(self) -> Logs:
-        """Half, op, settled and schedule with the handles of one reader."""
+        """Return half, op, settled and schedule with the handles of one reader."""
         settled = self.table_at("settled")
         half, op, schedule = self.half_log(), self.op_log(), self.schedule_log()
         return Logs(half, op, settled, schedule, partial(claims_set_aside, self))
 
     def half_log(self) -> HalfLog:
-        """The half log."""
+        """Return the half log."""
         return HalfLog(self.table_at("half"))
 
     def op_log(self) -> OpLog:
-        """The op log."""
+        """Return the op log."""
         return OpLog(self.table_at("op"), self.claim_keys)
 
     def settled_log(self, op_table_id: str) -> SettledLog:
-        """The settled log with its mark for the op log of this id."""
+        """Return the settled log with its mark for the op log of this id."""
         return SettledLog(self.table_at("settled"), op_table_id)
 
     def schedule_log(self) -> ScheduleLog:
-        """The schedule; its table may not exist yet."""
+        """Return the schedule; its table may not exist yet."""
         return ScheduleLog(self._topic_table(SCHEDULE_TOPIC))
 
     # --- topics ------------------------------------------------------------------------------
 
     def topic_log(self, topic: str, op_table_id: str) -> TopicLog:
-        """A topic; its table may not exist yet, see `create_topic`."""
+        """Return a topic; its table may not exist yet, see `create_topic`."""
         return TopicLog(topic, self._topic_table(topic), mark_id(op_table_id))
 
     def create_topic(self, topic: str) -> None:
@@ -123,36 +130,38 @@ class StoreTables:
             check_body_schema(table, topic, body)
 
     def topic_folders(self) -> list[str]:
-        """The names in the folder of the topics, listed once; a folder may lack its table."""
+        """List the names in the folder of the topics; a folder may lack its table."""
         return self._folders("topics")
 
     def topic_names(self) -> list[str]:
-        """The topics that have a table, including deleted ones."""
+        """List the topics that have a table, including deleted ones."""
         names = [name for name in self._folders("topics") if _is_topic(name)]
         tables = {name: self.table(_topic_schema(name), _TOPICS + name) for name in names}
         return sorted(name for name, table in tables.items() if table.exists())
 
     # --- registers ---------------------------------------------------------------------------
 
-    def register(self, name: str, *, create: bool = False) -> Register:
-        """A register by its name.
+    def register(self, name: str, form: Any = None, *, create: bool = False) -> Register:
+        """Return a register by its name.
 
         Args:
             name: one of REGISTERS, which always exist, or of OPTIONAL_REGISTERS, or a prefix
                 (REMOTE, CONSUMER_GROUP, DEAD_LETTERS) and the stored name of a group.
+            form: the class that describes its value; a value of another shape is refused. Without
+                it, do not read the value, or check it by yourself.
             create: make its table if there is none (one commit). Without it, ask `exists`.
         """
         path = STATE + name
         if create:
             self._create(REGISTER, path)
-        return Register(self.table(REGISTER, path))
+        return Register(self.table(REGISTER, path), form)
 
     def topic_register(self, *, create: bool = False) -> TopicRegister:
-        """The register of topic settings; `create` as in `register`."""
-        return TopicRegister(self.register("topics", create=create))
+        """Return the register of topic settings; `create` as in `register`."""
+        return TopicRegister(self.register("topics", TopicsValue, create=create))
 
     def groups_with(self, prefix: str) -> list[str]:
-        """Stored names of the groups that have a register of this prefix."""
+        """List the stored names of the groups that have a register of this prefix."""
         return [
             name.removeprefix(prefix)
             for name in self._folders("state")
@@ -169,27 +178,27 @@ class StoreTables:
             self._create(REGISTER, STATE + name)
 
     def table_paths(self) -> list[str]:
-        """The paths of all tables of the store, under its location."""
+        """List the paths of all tables of the store, under its location."""
         return [*_LOGS, *self.register_paths(), *self.topic_paths()]
 
     def topic_paths(self) -> list[str]:
-        """Those of the topics that have a table."""
+        """List the paths of the topics that have a table."""
         return [_TOPICS + name for name in self.topic_names()]
 
     def has_file(self, name: str) -> bool:
-        """Whether a file of this name lies beside the tables; one look."""
+        """Tell whether a file of this name lies beside the tables; one look."""
         with read_errors(name):
             (info,) = rooted_filesystem(self.location, self._options).get_file_info([name])
         return bool(info.type is not pa_fs.FileType.NotFound)
 
     def strange_paths(self) -> list[str]:
-        """Folders of topics and groups whose names txmq gives to none; nothing reads them."""
+        """List folders of topics and groups whose names txmq gives to none; nothing reads them."""
         topics = [name for name in self._folders("topics") if not _is_topic(name)]
         groups = [name for name in self._folders("state") if _has_strange_group(name)]
         return [*(_TOPICS + name for name in topics), *(STATE + name for name in groups)]
 
     def table_at(self, path: str) -> Table:
-        """The table at one of `table_paths`."""
+        """Return the table at one of `table_paths`."""
         if path in _LOGS:
             return self.table(_LOGS[path], path)
         if path.startswith(_TOPICS):
@@ -197,7 +206,7 @@ class StoreTables:
         return self.table(REGISTER, path)
 
     def table(self, schema: TableSchema, path: str) -> Table:
-        """The table at a path; it need not exist."""
+        """Return the table at a path; it need not exist."""
         return Table(
             f"{self.location}/{path}",
             schema,
@@ -209,7 +218,7 @@ class StoreTables:
         return self.table(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
 
     def register_paths(self) -> list[str]:
-        """Those of the registers; one that was just made may lack its table."""
+        """List the paths of the registers; one that was just made may lack its table."""
         folders = self._folders("state")
         optional = [name for name in OPTIONAL_REGISTERS if name in folders]
         of_groups = [
@@ -244,8 +253,8 @@ def _is_topic(folder: str) -> bool:
 
 
 def _has_strange_group(register: str) -> bool:
-    """Whether it is the register of a group that cannot have this name."""
-    prefix = next((one for one in _OF_GROUPS if register.startswith(one)), None)
+    """Tell whether it is the register of a group that cannot have this name."""
+    prefix = next((prefix for prefix in _OF_GROUPS if register.startswith(prefix)), None)
     return prefix is not None and not _is_accepted(
         check_stored_group, register.removeprefix(prefix)
     )
@@ -259,20 +268,11 @@ def _is_accepted(check: Callable[[object], str], name: str) -> bool:
     return True
 
 
-# --- location:
-
-# Object stores that put a file only where there is none.
-SCHEMES = ("s3", "s3a", "abfss", "abfs", "az", "azure", "adl", "gs")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
-# Mounts of Databricks: they can neither link nor rename, so no commit can be put there once.
-_MOUNTED = re.compile(r"/(Volumes|dbfs)(/|$)|dbfs:", re.ASCII)
-_CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
-# delta-rs decodes % twice, so that its folder differs from Spark's. The others make it panic.
-_BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
+# --- locations ------------------------------------------------------------------------------------
 
 
 def plain_location(location: str | os.PathLike[str]) -> str:
-    """The location as an absolute path without links, or as a URI without a trailing slash.
+    """Return a location as an absolute path without links, or as a URI without a trailing slash.
 
     Raises: ConfigError.
     """
@@ -304,13 +304,6 @@ def plain_location(location: str | os.PathLike[str]) -> str:
     return _checked(text, text).rstrip("/")
 
 
-def check_folder(location: str) -> None:
-    """Refuse a path that is a file or leads through one. Raises: StoreFormatError."""
-    for place in (Path(location), *Path(location).parents):
-        if place.is_file():
-            raise StoreFormatError(location, f"{place} is a file; give a folder")
-
-
 def _path_of_file_uri(text: str) -> str:
     rest = text[len("file:") :]
     if not rest.startswith("//"):
@@ -333,3 +326,10 @@ def _checked(path: str, text: str) -> str:
         problem = "must name a folder, without % \\ ^ | [ ] and control characters"
         raise ConfigError([f"location {shown(text)} {problem}"])
     return path
+
+
+def check_folder(location: str) -> None:
+    """Refuse a path that is a file or leads through one. Raises: StoreFormatError."""
+    for place in (Path(location), *Path(location).parents):
+        if place.is_file():
+            raise StoreFormatError(location, f"{place} is a file; give a folder")

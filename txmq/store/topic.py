@@ -1,10 +1,14 @@
-"""Topics: the visible messages. Each topic is a plain Delta table that any engine reads."""
+"""Topics: the visible messages. Each topic is a plain Delta table that any engine reads.
+
+A topic may have a body schema; then its bodies are columns too.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +24,19 @@ from txmq.message.codec import are_erased
 from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING, fingerprint_id
 
-# --- topic:
+logger = logging.getLogger(__name__)
 
 OFFSET_MARK = "txmq-offset/"
 REBUILD_MARK = "txmq-rebuild"
 # How often messages were appended whose claims lie before the mark.
 LATE_MARK = "txmq-late"
 UNKNOWN_FINGERPRINT = 0
+BODY_SCHEMA_PROPERTY = "txmq.body_schema"
+# Bodies of a batch that get a line each in the program's log.
+LOGGED_PROBLEMS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class TopicEnd:
+class TopicEnd(NamedTuple):
     """How far a topic is.
 
     Attributes:
@@ -44,11 +50,11 @@ class TopicEnd:
     messages: int
 
     def appended(self, mark: int, messages: int) -> TopicEnd:
-        """The end after one more append."""
-        return replace(self, mark=max(self.mark, mark), messages=self.messages + messages)
+        """Return the end after one more append."""
+        return self._replace(mark=max(self.mark, mark), messages=self.messages + messages)
 
     def is_behind(self, known: TopicEnd) -> bool:
-        """Whether a topic that ended at `known` lost messages, and nobody rebuilt it since."""
+        """Tell whether a topic that ended at `known` lost messages, and nobody rebuilt it since."""
         if self.rebuilds != known.rebuilds:
             return self.rebuilds < known.rebuilds
         return self.mark < known.mark or self.messages < known.messages
@@ -58,7 +64,7 @@ class TopicLog:
     """The table of one topic: its mark, its next offsets, its exactly-once append."""
 
     def __init__(self, name: str, table: Table, mark_id: str) -> None:
-        """`mark_id` names the op log whose versions the mark counts."""
+        """Open nothing yet; `mark_id` names the op log whose versions the mark counts."""
         self.name = name
         self.table = table
         self.mark_id = mark_id
@@ -76,7 +82,7 @@ class TopicLog:
         return self.table.log.mark(self._fingerprint_id) or None
 
     def next_offsets(self, queue_ids: Sequence[int]) -> dict[int, int]:
-        """The offset of the next message of each queue; retention does not change it."""
+        """Return the offset of the next message of each queue; retention does not change it."""
         return {queue: self.table.log.mark(f"{OFFSET_MARK}{queue}") or 0 for queue in queue_ids}
 
     @property
@@ -110,7 +116,7 @@ class TopicLog:
         *,
         is_late: bool = False,
     ) -> None:
-        """As `swap`, for files that are written.
+        """Append files that are written already, as `swap`.
 
         `fingerprint` is of the op log at `mark`; `is_late` says that claims of these messages lie
         before the mark that the topic had.
@@ -134,7 +140,7 @@ class TopicLog:
         next_offsets: Mapping[int, int],
         rebuilds: int = 0,
     ) -> None:
-        """As `swap_files`, but the files replace all files of the topic; marks may go back.
+        """Replace all files of the topic by these, as `swap_files`; marks may go back.
 
         `rebuilds` is how often it is known to have been rebuilt, which an older copy forgot.
         """
@@ -160,7 +166,7 @@ def _offset_marks(next_offsets: Mapping[int, int]) -> dict[str, int]:
 def offsets_in_order(
     queue_ids: pa.ChunkedArray, start: Mapping[int, int]
 ) -> tuple[npt.NDArray[np.int64], dict[int, int]]:
-    """Gap-free offsets for rows in their order, and the next offset of each queue."""
+    """Return gap-free offsets for rows in their order, and the next offset of each queue."""
     queues = pc.fill_null(queue_ids, 0).to_numpy().astype(np.int64)
     order = np.argsort(queues, kind="stable")
     ordered = queues[order]
@@ -173,47 +179,17 @@ def offsets_in_order(
     return offsets, after
 
 
-# --- typed:
-
-logger = logging.getLogger(__name__)
-
-BODY_SCHEMA_PROPERTY = "txmq.body_schema"
-# Bodies of a batch that get a line each in the program's log.
-LOGGED_PROBLEMS = 10
-
-
-def typed_columns(body: BodySchema) -> pa.Schema:
-    """All columns of a typed topic."""
-    return pa.schema([*TOPIC.columns, *body.columns])
+# --- topics with a body schema --------------------------------------------------------------------
 
 
 def typed_schema(body: BodySchema) -> TableSchema:
-    """The schema of a topic's table with the columns of its bodies."""
+    """Return the schema of a topic's table with the columns of its bodies."""
     return replace(TOPIC, columns=typed_columns(body))
 
 
-def body_schema_in(table: Table) -> BodySchema | None:
-    """The body schema in a topic's table; None takes any bytes.
-
-    Raises: BodySchemaError if another program changed it to one that cannot be read.
-    """
-    text = table.log.properties().get(BODY_SCHEMA_PROPERTY)
-    return parsed_schema(text) if text else None
-
-
-def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool:
-    """Whether a topic's table must change to take these bodies; None takes any bytes.
-
-    Raises: BodySchemaConflictError if the topic has messages; StorageError if an earlier column has
-        the same name and another type.
-    """
-    if body_schema_in(table.refresh()) == body:
-        return False
-    if table.files.all():
-        problem = "has messages, so its body schema cannot change; choose another topic"
-        raise BodySchemaConflictError(topic, problem)
-    table.writer.check_columns([] if body is None else list(body.columns))
-    return True
+def typed_columns(body: BodySchema) -> pa.Schema:
+    """Return all columns of a typed topic."""
+    return pa.schema([*TOPIC.columns, *body.columns])
 
 
 def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
@@ -228,8 +204,32 @@ def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
     table.writer.set_properties({BODY_SCHEMA_PROPERTY: "" if body is None else body.to_json()})
 
 
+def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool:
+    """Tell whether a topic's table must change to take these bodies; None takes any bytes.
+
+    Raises: BodySchemaConflictError if the topic has messages; StorageError if an earlier column has
+        the same name and another type.
+    """
+    if body_schema_in(table.refresh()) == body:
+        return False
+    if table.files.all():
+        problem = "has messages, so its body schema cannot change; choose another topic"
+        raise BodySchemaConflictError(topic, problem)
+    table.writer.check_columns([] if body is None else list(body.columns))
+    return True
+
+
+def body_schema_in(table: Table) -> BodySchema | None:
+    """Read the body schema in a topic's table; None takes any bytes.
+
+    Raises: BodySchemaError if another program changed it to one that cannot be read.
+    """
+    text = table.log.properties().get(BODY_SCHEMA_PROPERTY)
+    return parsed_schema(text) if text else None
+
+
 def with_body_columns(rows: Iterable[pa.Table], body: BodySchema) -> Iterator[pa.Table]:
-    """Rows of TOPIC, extended by the columns of their bodies.
+    """Extend rows of TOPIC by the columns of their bodies.
 
     A body without the schema did not come through a producer. Its columns are null and a warning
     names it; the other messages are not held up. Those of an erased message are null too.
@@ -238,18 +238,20 @@ def with_body_columns(rows: Iterable[pa.Table], body: BodySchema) -> Iterator[pa
     for batch in rows:
         problems: dict[int, str] = {}
         decoded = body.decoded(batch["body"], problems.__setitem__)
-        _log(batch, _without_erased(batch, problems))
+        _warn_of(batch, _without_erased(batch, problems))
         yield pa.table([*batch.columns, *decoded.columns], schema=columns)
 
 
 def _without_erased(batch: pa.Table, problems: dict[int, str]) -> dict[int, str]:
-    gone = are_erased(batch["properties"]) if problems else None
-    return problems if gone is None else {n: text for n, text in problems.items() if not gone[n]}
+    erased = are_erased(batch["properties"]) if problems else None
+    if erased is None:
+        return problems
+    return {row: problem for row, problem in problems.items() if not erased[row]}
 
 
-def _log(batch: pa.Table, problems: dict[int, str]) -> None:
-    for number, problem in list(problems.items())[:LOGGED_PROBLEMS]:
-        row = batch.slice(number, 1).select(["topic", "message_id"]).to_pylist()[0]
+def _warn_of(batch: pa.Table, problems: dict[int, str]) -> None:
+    for place, problem in list(problems.items())[:LOGGED_PROBLEMS]:
+        row = batch.slice(place, 1).select(["topic", "message_id"]).to_pylist()[0]
         text = (
             "topic %s: the body of %s does not have the topic's schema, so its columns are null: %s"
         )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from txmq.errors import BodySchemaError, ConfigError, StoreFormatError, TopicConflictError, shown
 from txmq.message.body_schema import BodySchema, parsed_schema
 from txmq.store.register import Register, Registered
 
 _NOTHING = Registered(0, {})
-
 MAX_QUEUE_NUMS = 4096
 
 
@@ -41,19 +40,10 @@ _SENT_AS = {
 }
 
 
-def kind_of(*, is_transactional: bool, is_delayed: bool, has_sharding_key: bool) -> TopicKind:
-    """The kind of a message; if several apply, the first in the code counts, as in RocketMQ 5."""
-    if is_transactional:
-        return TopicKind.TRANSACTION
-    if is_delayed:
-        return TopicKind.DELAY
-    return TopicKind.FIFO if has_sharding_key else TopicKind.NORMAL
-
-
 def kind_problem(
     kind: TopicKind, *, is_transactional: bool, is_delayed: bool, has_sharding_key: bool
 ) -> str | None:
-    """Why a topic of this kind does not take a message, and which kind does; None if it does."""
+    """Tell why a topic of this kind takes no such message, and which kind does; None if it does."""
     sent = kind_of(
         is_transactional=is_transactional, is_delayed=is_delayed, has_sharding_key=has_sharding_key
     )
@@ -63,6 +53,15 @@ def kind_problem(
         f"its kind is {kind}: it takes {_SENT_AS[kind]}, and this is {_SENT_AS[sent]}; "
         f"send it to a topic of kind {sent} or {TopicKind.UNSPECIFIED}"
     )
+
+
+def kind_of(*, is_transactional: bool, is_delayed: bool, has_sharding_key: bool) -> TopicKind:
+    """Return the kind of a message; if several apply, the first one here counts (RocketMQ 5)."""
+    if is_transactional:
+        return TopicKind.TRANSACTION
+    if is_delayed:
+        return TopicKind.DELAY
+    return TopicKind.FIFO if has_sharding_key else TopicKind.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +106,13 @@ class TopicSettings:
         object.__setattr__(self, "kind", TopicKind(self.kind))
         if self.body is not None:
             # A copy, so that the caller cannot change it afterwards.
-            kept = parsed_schema(json.dumps(dict(self.body)))
-            object.__setattr__(self, "body", kept.to_dict())
-            object.__setattr__(self, "body_schema", kept)
+            schema = parsed_schema(json.dumps(dict(self.body)))
+            object.__setattr__(self, "body", schema.to_dict())
+            object.__setattr__(self, "body_schema", schema)
 
     @classmethod
     def from_value(cls, topic: str, value: Mapping[str, Any]) -> TopicSettings:
-        """Settings from the value in the register. Raises: StoreFormatError."""
+        """Make settings from the value in the register. Raises: StoreFormatError."""
         try:
             return cls(
                 TopicKind(value["kind"]),
@@ -127,7 +126,7 @@ class TopicSettings:
             raise StoreFormatError("state/topics", problem) from error
 
     def to_value(self) -> dict[str, Any]:
-        """The settings as plain values, for JSON."""
+        """Return the settings as plain values, for JSON."""
         values = {
             "kind": self.kind.value,
             "queue_nums": self.queue_nums,
@@ -155,11 +154,6 @@ def _reserved_faults(hours: object) -> list[str]:
     return [f"reserved_time_h must be above 0, or None for ever, not {shown(hours)}"]
 
 
-def _flag_faults(is_read_only: object) -> list[str]:
-    is_flag = isinstance(is_read_only, bool)
-    return [] if is_flag else [f"is_read_only must be true or false, not {shown(is_read_only)}"]
-
-
 def _body_faults(body: object) -> list[str]:
     if body is None:
         return []
@@ -170,6 +164,11 @@ def _body_faults(body: object) -> list[str]:
     except BodySchemaError as error:
         return [f"body: {fault}" for fault in error.faults]
     return []
+
+
+def _flag_faults(is_read_only: object) -> list[str]:
+    is_flag = isinstance(is_read_only, bool)
+    return [] if is_flag else [f"is_read_only must be true or false, not {shown(is_read_only)}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +186,20 @@ class RegisteredTopics:
     seen: Registered = _NOTHING
 
     def with_settings(self, topic: str, settings: TopicSettings) -> RegisteredTopics:
-        """A copy with settings for one topic, which no longer counts as deleted."""
+        """Return a copy with settings for one topic, which no longer counts as deleted."""
         return RegisteredTopics(
             {**self.settings, topic: settings}, self.deleted - {topic}, self.seen
         )
 
     def without_settings(self, topic: str) -> RegisteredTopics:
-        """A copy without settings for one topic."""
-        kept = {name: settings for name, settings in self.settings.items() if name != topic}
-        return RegisteredTopics(kept, self.deleted, self.seen)
+        """Return a copy without settings for one topic."""
+        others = {name: settings for name, settings in self.settings.items() if name != topic}
+        return RegisteredTopics(others, self.deleted, self.seen)
 
     def with_deleted(self, topic: str) -> RegisteredTopics:
-        """A copy in which one topic is deleted."""
-        kept = self.without_settings(topic).settings
-        return RegisteredTopics(kept, self.deleted | {topic}, self.seen)
+        """Return a copy in which one topic is deleted."""
+        others = self.without_settings(topic).settings
+        return RegisteredTopics(others, self.deleted | {topic}, self.seen)
 
 
 class TopicRegister:
@@ -212,17 +211,17 @@ class TopicRegister:
         self._is_there = False
 
     def read(self) -> RegisteredTopics:
-        """The newest value; 0 commits. Raises: StorageError, StoreFormatError."""
+        """Read the newest value; 0 commits. Raises: StorageError, StoreFormatError."""
         self._is_there = self._is_there or self._register.table.exists()
         if not self._is_there:
             return RegisteredTopics()
         seen = self._register.read()
-        kept = seen.value.get("settings", {})
-        settings = {name: TopicSettings.from_value(name, value) for name, value in kept.items()}
+        values = seen.value.get("settings", {})
+        settings = {name: TopicSettings.from_value(name, value) for name, value in values.items()}
         return RegisteredTopics(settings, frozenset(seen.value.get("deleted", ())), seen)
 
     def has_news(self) -> bool:
-        """Whether somebody changed the settings since `read`; a lookup of one or two file names.
+        """Tell whether somebody changed the settings since `read`; looks up one or two file names.
 
         Raises: OSError, StorageError.
         """
@@ -239,6 +238,23 @@ class TopicRegister:
             "deleted": sorted(after.deleted),
         }
         self._register.swap(after.seen, value, now_ms)
+
+
+class TopicsValue(TypedDict):
+    """The value of the register `state/topics`."""
+
+    settings: NotRequired[Mapping[str, TopicValue]]
+    deleted: NotRequired[Sequence[str]]
+
+
+class TopicValue(TypedDict):
+    """The settings of a topic as plain values, for JSON; `TopicSettings` checks them."""
+
+    kind: str
+    queue_nums: int | None
+    reserved_time_h: NotRequired[float | None]
+    body: NotRequired[Any]
+    is_read_only: NotRequired[Any]
 
 
 def check_spelling(topic: str, names: Iterable[str]) -> None:

@@ -113,18 +113,6 @@ AND handled_at < datetime('now', '-' || {p} || ' seconds')""",
 }
 
 
-def inbox_table_ddl(dialect: str, table: str = INBOX_TABLE) -> str:
-    """The statement that creates the inbox table.
-
-    Args:
-        dialect: postgresql, mysql (also for MariaDB) or sqlite.
-        table: the name of the table, also with a schema.
-
-    Raises: InvalidNameError.
-    """
-    return DIALECTS[database_name(dialect)].create.format(table=check_table(table, "inbox table"))
-
-
 class DatabaseInbox:
     """Keeps which messages a consumer group has handled, in the database that it changes.
 
@@ -202,7 +190,7 @@ class DatabaseInbox:
         return [message for message_id, message in by_id.items() if message_id in new]
 
     def is_handled(self, connection: Any, message: ReceivedMessage) -> bool:
-        """Whether the row of a message exists; one statement, nothing is written.
+        """Tell whether the row of a message exists; one statement, nothing is written.
 
         Args:
             connection: as in `once`.
@@ -281,3 +269,15 @@ class DatabaseInbox:
             rule = "a message id must be 1 to 128 ASCII characters without spaces"
             raise InboxError(self.table, f"{rule}, not {shown(message_id)}")
         return message_id
+
+
+def inbox_table_ddl(dialect: str, table: str = INBOX_TABLE) -> str:
+    """Return the statement that creates the inbox table.
+
+    Args:
+        dialect: postgresql, mysql (also for MariaDB) or sqlite.
+        table: the name of the table, also with a schema.
+
+    Raises: InvalidNameError.
+    """
+    return DIALECTS[database_name(dialect)].create.format(table=check_table(table, "inbox table"))

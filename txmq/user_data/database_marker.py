@@ -3,6 +3,8 @@
 The unique key of one table decides: the user's own transaction writes DONE, the check writes
 FENCED, and whichever commits first keeps the other out (decision 0012). A statement gets its ids
 as one JSON parameter, so 100,000 ids are one statement in every dialect.
+
+`UserDatabase` is any connection of a user, also for the inbox.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from typing import Any
 
 from txmq.errors import EnvironmentProblemError, InvalidNameError
 
-# --- connection:
-
+DONE, FENCED = "DONE", "FENCED"
+MARKER_TABLE = "txmq_marker"
+_SELECT_ONE = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
 POSTGRESQL, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
 DATABASES = (POSTGRESQL, MYSQL, SQLITE)
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?", re.ASCII)
@@ -35,22 +38,179 @@ _IN_TRANSACTION = 1
 _QUESTION_MARKS = ("sqlite3", "mariadb")
 
 
-def database_name(dialect: str) -> str:
-    """The name in DATABASES of a dialect; mariadb is mysql. Raises: InvalidNameError."""
-    name = _ALIASES.get(dialect, dialect)
-    if name not in DATABASES:
-        raise InvalidNameError("dialect", dialect, f"one of {', '.join(DATABASES)}")
-    return name
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The statements of one kind of database.
 
-
-def check_table(table: object, kind: str) -> str:
-    """Return a table name that is safe in a statement; `kind` names it in the error.
-
-    Raises: InvalidNameError.
+    `{table}` stands for the marker table, `{p}` for the parameter: one id, or a JSON list of ids.
     """
-    if not isinstance(table, str) or TABLE_NAME.fullmatch(table) is None:
-        raise InvalidNameError(kind, table, _TABLE_RULE)
-    return table
+
+    name: str
+    create: str
+    # Writes the marker of one local transaction, in the user's own transaction.
+    insert_one: str
+    # Writes a fence for each id without a row.
+    insert_many: str
+    select_many: str
+    # Bounds how long a fence waits for a local transaction that is still running.
+    wait_shortly: str
+    # Found in the error of a statement that waited too long.
+    busy: re.Pattern[str]
+
+
+_POSTGRESQL = Dialect(
+    name=POSTGRESQL,
+    create="""\
+CREATE TABLE IF NOT EXISTS {table} (
+  transaction_id VARCHAR(64) NOT NULL PRIMARY KEY,
+  outcome VARCHAR(8) NOT NULL CHECK (outcome IN ('DONE', 'FENCED')),
+  marked_at TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT CURRENT_TIMESTAMP
+)""",
+    insert_one="""\
+INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')
+ON CONFLICT (transaction_id) DO NOTHING""",
+    insert_many="""\
+INSERT INTO {table} (transaction_id, outcome)
+SELECT id, 'FENCED' FROM json_array_elements_text(CAST({p} AS json)) AS asked(id) ORDER BY id
+ON CONFLICT (transaction_id) DO NOTHING""",
+    select_many="""\
+SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
+(SELECT id FROM json_array_elements_text(CAST({p} AS json)) AS asked(id))""",
+    wait_shortly="SET LOCAL lock_timeout = '100ms'",
+    busy=re.compile(r"lock timeout|55P03|deadlock"),
+)
+_MYSQL = Dialect(
+    name=MYSQL,
+    create="""\
+CREATE TABLE IF NOT EXISTS {table} (
+  transaction_id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+  outcome VARCHAR(8) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+  marked_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
+) ENGINE = InnoDB""",
+    insert_one="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')",
+    insert_many="""\
+INSERT IGNORE INTO {table} (transaction_id, outcome)
+SELECT id, 'FENCED' FROM JSON_TABLE({p}, '$[*]' COLUMNS
+(id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS asked ORDER BY id""",
+    select_many="""\
+SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
+(SELECT id FROM JSON_TABLE({p}, '$[*]' COLUMNS
+(id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS asked)""",
+    wait_shortly="SET SESSION innodb_lock_wait_timeout = 1",
+    busy=re.compile(r"\b1205\b|\b1213\b|Lock wait timeout|Deadlock"),
+)
+_SQLITE = Dialect(
+    name=SQLITE,
+    create="""\
+CREATE TABLE IF NOT EXISTS {table} (
+  transaction_id TEXT NOT NULL PRIMARY KEY,
+  outcome TEXT NOT NULL CHECK (outcome IN ('DONE', 'FENCED')),
+  marked_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+)""",
+    insert_one="INSERT OR IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')",
+    insert_many="""\
+INSERT OR IGNORE INTO {table} (transaction_id, outcome)
+SELECT value, 'FENCED' FROM json_each({p})""",
+    select_many="""\
+SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
+(SELECT value FROM json_each({p}))""",
+    wait_shortly="PRAGMA busy_timeout = 100",
+    busy=re.compile(r"database is locked|database table is locked"),
+)
+DIALECTS = {dialect.name: dialect for dialect in (_POSTGRESQL, _MYSQL, _SQLITE)}
+
+
+class MarkerTable:
+    """The marker table, through one open connection of the caller; commits nothing."""
+
+    def __init__(self, connection: Any, table: str = MARKER_TABLE) -> None:
+        """Raise EnvironmentProblemError for a connection of an unknown driver."""
+        self.table = check_marker_table(table)
+        self._database = UserDatabase(connection)
+        self.dialect = DIALECTS[self._database.name]
+
+    def mark(self, transaction_id: str) -> bool:
+        """Write DONE; return false if there is a row already."""
+        return bool(self._run(self.dialect.insert_one, transaction_id).rowcount == 1)
+
+    def outcome(self, transaction_id: str) -> str | None:
+        """Read DONE or FENCED; None if there is no row."""
+        row = self._run(_SELECT_ONE, transaction_id).fetchone()
+        return str(row[0]) if row else None
+
+    def committed_outcome(self, transaction_id: str) -> str | None:
+        """Read as `outcome`, outside of any transaction of the caller: what is committed."""
+        row = self._database.first_row(_SELECT_ONE, self.table, transaction_id)
+        return str(row[0]) if row else None
+
+    def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, str]:
+        """Read DONE or FENCED of the ids that have a row: one statement."""
+        rows = self._run(self.dialect.select_many, json.dumps(list(transaction_ids)))
+        return {str(key): str(outcome) for key, outcome in rows.fetchall()}
+
+    def fence(self, transaction_ids: Sequence[str]) -> None:
+        """Write FENCED for the ids without a row: one statement."""
+        self._run(self.dialect.insert_many, json.dumps(list(transaction_ids)))
+
+    def wait_shortly(self) -> None:
+        """Bound how long the statements of this transaction wait for another transaction."""
+        self._run(self.dialect.wait_shortly)
+
+    def is_busy(self, error: BaseException) -> bool:
+        """Tell whether a statement failed because another transaction holds the row."""
+        return self.dialect.busy.search(str(error)) is not None
+
+    def create(self) -> None:
+        """Make the table if it does not exist."""
+        self._run(self.dialect.create)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the caller's transaction has begun and is not committed."""
+        return self._database.is_open
+
+    @property
+    def commits_by_itself(self) -> bool:
+        """Whether the connection is in autocommit: each statement is its own transaction."""
+        return self._database.commits_by_itself
+
+    def _run(self, statement: str, *parameters: str) -> Any:
+        try:
+            return self._database.run(statement, self.table, *parameters)
+        except Exception as error:
+            # The drivers have no error in common for a table that is missing.
+            if self.table.rpartition(".")[2] in str(error):
+                ways = f"create_marker_table(), or `txmq marker-table {self.dialect.name}`"
+                error.add_note(f"if the table {self.table} is not there, make it: {ways}")
+            raise
+
+
+def marker_table_ddl(dialect: str, table: str = MARKER_TABLE) -> str:
+    """Return the statement that makes the marker table of DatabaseListener and JdbcListener.
+
+    The statement does nothing if the table exists, so it can be run again. The schema, if `table`
+    names one, must exist.
+
+    Args:
+        dialect: postgresql, mysql, mariadb or sqlite.
+        table: the name of the table, with its schema if needed.
+
+    Raises:
+        InvalidNameError: the dialect is not known, or `table` is no table name.
+
+    Example:
+        >>> marker_table_ddl("sqlite").splitlines()[0]
+        'CREATE TABLE IF NOT EXISTS txmq_marker ('
+    """
+    return DIALECTS[database_name(dialect)].create.format(table=check_marker_table(table))
+
+
+def check_marker_table(table: str) -> str:
+    """Return the name of a marker table that is safe in a statement. Raises: InvalidNameError."""
+    return check_table(table, "marker table")
+
+
+# --- connections of users -------------------------------------------------------------------------
 
 
 class UserDatabase:
@@ -78,12 +238,12 @@ class UserDatabase:
         return cursor
 
     def first_row(self, statement: str, table: str, *parameters: Any) -> Any:
-        """The first row of a query outside of any transaction of the caller; None without one.
+        """Return the first row of a query, or None, outside of any transaction of the caller.
 
         SQLAlchemy's pool gives another connection. A driver's own connection is asked itself, and
         a transaction that the query begins is ended.
 
-        Raises: the driver's own errors, also where the connection is closed.
+        Raises: the driver's own errors, also if the connection is closed.
         """
         if self._is_sqlalchemy:
             with self._connection.engine.connect() as another:
@@ -117,7 +277,7 @@ class UserDatabase:
         return self._connection.connection.dbapi_connection
 
     def _name_and_parameter(self) -> tuple[str, str]:
-        """The name in DATABASES, and the driver's placeholder of a parameter."""
+        """Find the name in DATABASES, and the driver's placeholder of a parameter."""
         if self._is_sqlalchemy:
             dialect = self._connection.dialect
             driver, is_qmark = dialect.name, dialect.paramstyle == "qmark"
@@ -133,7 +293,7 @@ class UserDatabase:
 
 
 def _waits_for_commit(driver: Any) -> bool:
-    """Whether a transaction has begun; asks sqlite3 and mysql, then psycopg, then PyMySQL."""
+    """Tell whether a transaction has begun; ask sqlite3 and mysql, then psycopg, then PyMySQL."""
     if getattr(driver, "in_transaction", False):
         return True
     info = getattr(driver, "info", None)
@@ -151,187 +311,19 @@ def _is_autocommit(driver: Any) -> bool:
     return bool(getattr(driver, "autocommit", False))
 
 
-# --- database_marker:
+def database_name(dialect: str) -> str:
+    """Return the name in DATABASES of a dialect; mariadb is mysql. Raises: InvalidNameError."""
+    name = _ALIASES.get(dialect, dialect)
+    if name not in DATABASES:
+        raise InvalidNameError("dialect", dialect, f"one of {', '.join(DATABASES)}")
+    return name
 
-DONE, FENCED = "DONE", "FENCED"
-MARKER_TABLE = "txmq_marker"
 
+def check_table(table: object, kind: str) -> str:
+    """Return a table name that is safe in a statement; `kind` names it in the error.
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """The statements of one kind of database.
-
-    `{table}` stands for the marker table, `{p}` for the parameter: one id, or a JSON list of ids.
+    Raises: InvalidNameError.
     """
-
-    name: str
-    create: str
-    # Writes the marker of one local transaction, in the user's own transaction.
-    insert_one: str
-    # Writes a fence for each id without a row.
-    insert_many: str
-    select_many: str
-    # Bounds how long a fence waits for a local transaction that is still running.
-    wait_shortly: str
-    # Found in the error of a statement that waited too long.
-    busy: re.Pattern[str]
-
-
-_SELECT_ONE = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
-POSTGRESQL_OF_DATABASE_MARKER = Dialect(
-    name=POSTGRESQL,
-    create="""\
-CREATE TABLE IF NOT EXISTS {table} (
-  transaction_id VARCHAR(64) NOT NULL PRIMARY KEY,
-  outcome VARCHAR(8) NOT NULL CHECK (outcome IN ('DONE', 'FENCED')),
-  marked_at TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT CURRENT_TIMESTAMP
-)""",
-    insert_one="""\
-INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')
-ON CONFLICT (transaction_id) DO NOTHING""",
-    insert_many="""\
-INSERT INTO {table} (transaction_id, outcome)
-SELECT id, 'FENCED' FROM json_array_elements_text(CAST({p} AS json)) AS asked(id) ORDER BY id
-ON CONFLICT (transaction_id) DO NOTHING""",
-    select_many="""\
-SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
-(SELECT id FROM json_array_elements_text(CAST({p} AS json)) AS asked(id))""",
-    wait_shortly="SET LOCAL lock_timeout = '100ms'",
-    busy=re.compile(r"lock timeout|55P03|deadlock"),
-)
-MYSQL_OF_DATABASE_MARKER = Dialect(
-    name=MYSQL,
-    create="""\
-CREATE TABLE IF NOT EXISTS {table} (
-  transaction_id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
-  outcome VARCHAR(8) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-  marked_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
-) ENGINE = InnoDB""",
-    insert_one="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')",
-    insert_many="""\
-INSERT IGNORE INTO {table} (transaction_id, outcome)
-SELECT id, 'FENCED' FROM JSON_TABLE({p}, '$[*]' COLUMNS
-(id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS asked ORDER BY id""",
-    select_many="""\
-SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
-(SELECT id FROM JSON_TABLE({p}, '$[*]' COLUMNS
-(id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS asked)""",
-    wait_shortly="SET SESSION innodb_lock_wait_timeout = 1",
-    busy=re.compile(r"\b1205\b|\b1213\b|Lock wait timeout|Deadlock"),
-)
-SQLITE_OF_DATABASE_MARKER = Dialect(
-    name=SQLITE,
-    create="""\
-CREATE TABLE IF NOT EXISTS {table} (
-  transaction_id TEXT NOT NULL PRIMARY KEY,
-  outcome TEXT NOT NULL CHECK (outcome IN ('DONE', 'FENCED')),
-  marked_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
-)""",
-    insert_one="INSERT OR IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')",
-    insert_many="""\
-INSERT OR IGNORE INTO {table} (transaction_id, outcome)
-SELECT value, 'FENCED' FROM json_each({p})""",
-    select_many="""\
-SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
-(SELECT value FROM json_each({p}))""",
-    wait_shortly="PRAGMA busy_timeout = 100",
-    busy=re.compile(r"database is locked|database table is locked"),
-)
-DIALECTS = {
-    dialect.name: dialect
-    for dialect in (
-        POSTGRESQL_OF_DATABASE_MARKER,
-        MYSQL_OF_DATABASE_MARKER,
-        SQLITE_OF_DATABASE_MARKER,
-    )
-}
-
-
-def marker_table_ddl(dialect: str, table: str = MARKER_TABLE) -> str:
-    """The statement that makes the marker table of DatabaseListener and JdbcListener.
-
-    The statement does nothing if the table exists, so it can be run again. The schema, if `table`
-    names one, must exist.
-
-    Args:
-        dialect: postgresql, mysql, mariadb or sqlite.
-        table: the name of the table, with its schema if needed.
-
-    Raises:
-        InvalidNameError: the dialect is not known, or `table` is no table name.
-
-    Example:
-        >>> marker_table_ddl("sqlite").splitlines()[0]
-        'CREATE TABLE IF NOT EXISTS txmq_marker ('
-    """
-    return DIALECTS[database_name(dialect)].create.format(table=check_marker_table(table))
-
-
-def check_marker_table(table: str) -> str:
-    """Return the name of a marker table that is safe in a statement. Raises: InvalidNameError."""
-    return check_table(table, "marker table")
-
-
-class MarkerTable:
-    """The marker table, through one open connection of the caller; commits nothing."""
-
-    def __init__(self, connection: Any, table: str = MARKER_TABLE) -> None:
-        """Raise EnvironmentProblemError for a connection of an unknown driver."""
-        self.table = check_marker_table(table)
-        self._database = UserDatabase(connection)
-        self.dialect = DIALECTS[self._database.name]
-
-    def mark(self, transaction_id: str) -> bool:
-        """Write DONE; false if there is a row already."""
-        return bool(self._run(self.dialect.insert_one, transaction_id).rowcount == 1)
-
-    def outcome(self, transaction_id: str) -> str | None:
-        """DONE or FENCED; None if there is no row."""
-        row = self._run(_SELECT_ONE, transaction_id).fetchone()
-        return str(row[0]) if row else None
-
-    def committed_outcome(self, transaction_id: str) -> str | None:
-        """As `outcome`, outside of any transaction of the caller: what is committed."""
-        row = self._database.first_row(_SELECT_ONE, self.table, transaction_id)
-        return str(row[0]) if row else None
-
-    def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, str]:
-        """DONE or FENCED of the ids that have a row: one statement."""
-        rows = self._run(self.dialect.select_many, json.dumps(list(transaction_ids)))
-        return {str(key): str(outcome) for key, outcome in rows.fetchall()}
-
-    def fence(self, transaction_ids: Sequence[str]) -> None:
-        """Write FENCED for the ids without a row: one statement."""
-        self._run(self.dialect.insert_many, json.dumps(list(transaction_ids)))
-
-    def wait_shortly(self) -> None:
-        """Bound how long the statements of this transaction wait for another transaction."""
-        self._run(self.dialect.wait_shortly)
-
-    def is_busy(self, error: BaseException) -> bool:
-        """Whether a statement failed because another transaction holds the row."""
-        return self.dialect.busy.search(str(error)) is not None
-
-    def create(self) -> None:
-        """Make the table if it does not exist."""
-        self._run(self.dialect.create)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the caller's transaction has begun and is not committed."""
-        return self._database.is_open
-
-    @property
-    def commits_by_itself(self) -> bool:
-        """Whether the connection is in autocommit: each statement is its own transaction."""
-        return self._database.commits_by_itself
-
-    def _run(self, statement: str, *parameters: str) -> Any:
-        try:
-            return self._database.run(statement, self.table, *parameters)
-        except Exception as error:
-            # The drivers have no error in common for a table that is missing.
-            if self.table.rpartition(".")[2] in str(error):
-                ways = f"create_marker_table(), or `txmq marker-table {self.dialect.name}`"
-                error.add_note(f"if the table {self.table} is not there, make it: {ways}")
-            raise
+    if not isinstance(table, str) or TABLE_NAME.fullmatch(table) is None:
+        raise InvalidNameError(kind, table, _TABLE_RULE)
+    return table

@@ -41,8 +41,11 @@ if TYPE_CHECKING:
 
     from txmq.ground.sessions import SparkSession
 
-
-# --- effect_names:
+APPLY_ATTEMPTS = 20
+MAX_NAME_CHARACTERS = 200
+_BY_OPTIONS = "Mark a write of a DataFrame by batch_options(), or run the statement on a cluster"
+_QUEUE_MARK = "txmq-inbox/{group}/{topic}/{queue}"
+_BATCH_MARK = "txmq-inbox-batch/{group}/{checkpoint}"
 
 
 class Place(NamedTuple):
@@ -50,76 +53,6 @@ class Place(NamedTuple):
 
     mark: str
     offset: int
-
-
-def names_of(places: Iterable[Place]) -> str:
-    """The text that names these messages in a commit, as JSON: `{"mark": [[first, last], …]}`."""
-    by_mark = groupby(sorted(set(places)), lambda place: place.mark)
-    return json.dumps(
-        {mark: _ranges(place.offset for place in group) for mark, group in by_mark},
-        separators=(",", ":"),
-    )
-
-
-def names(text: str, place: Place) -> bool:
-    """Whether the text of a commit names a message; false for a text that others wrote."""
-    try:
-        ranges = json.loads(text).get(place.mark, ())
-        return any(first <= place.offset <= last for first, last in ranges)
-    except DAMAGES:
-        return False
-
-
-def _ranges(offsets: Iterable[int]) -> list[list[int]]:
-    ranges: list[list[int]] = []
-    for offset in offsets:
-        if ranges and ranges[-1][1] == offset - 1:
-            ranges[-1][1] = offset
-        else:
-            ranges.append([offset, offset])
-    return ranges
-
-
-# --- inbox_table:
-
-
-class InboxTable(MarkedTable):
-    """The user's table with the marks of the inbox."""
-
-    missing = "{} is no Delta table; pass the table that the messages change"
-
-    def names(self, place: Place) -> bool:
-        """Whether a commit since the queue came to this message names it.
-
-        Reads: commits backwards, up to the first one at which the queue was not yet there.
-        """
-        mark = self.mark(place.mark) or 0
-        if mark <= place.offset + 1:
-            return mark == place.offset + 1
-        for version in range(self.version, -1, -1):
-            commit = self._commit(version)
-            if commit is None or commit.marks.get(place.mark, mark) <= place.offset:
-                return False
-            if names(commit.note, place):
-                return True
-        return False
-
-    def _commit(self, version: int) -> CommitActions | None:
-        """What a commit says; nothing where another program wrote it in another shape."""
-        content = self.folder.commit_bytes(version)
-        try:
-            return None if content is None else commit_actions(content)
-        except DAMAGES:
-            return EMPTY_COMMIT
-
-
-# --- delta_inbox:
-
-APPLY_ATTEMPTS = 20
-_BY_OPTIONS = "Mark a write of a DataFrame by batch_options(), or run the statement on a cluster"
-MAX_NAME_CHARACTERS = 200
-_QUEUE_MARK = "txmq-inbox/{group}/{topic}/{queue}"
-_BATCH_MARK = "txmq-inbox-batch/{group}/{checkpoint}"
 
 
 class DeltaInbox:
@@ -163,7 +96,7 @@ class DeltaInbox:
     # --- members ------------------------------------------------------------------------------
 
     def fresh(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
-        """The messages that have not taken effect, in their order; 0 commits.
+        """Return the messages that have not taken effect, in their order; 0 commits.
 
         Args:
             messages: messages of one or more queues, each queue in its order.
@@ -259,7 +192,7 @@ class DeltaInbox:
             raise InboxError(table.location, problem)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The first offset of a queue that has not taken effect; 0 commits.
+        """Return the first offset of a queue that has not taken effect; 0 commits.
 
         Args:
             topic: the name of the topic, as messages show it.
@@ -272,7 +205,7 @@ class DeltaInbox:
     # --- micro-batches ------------------------------------------------------------------------
 
     def batch_options(self, batch_id: int, *, checkpoint: str) -> dict[str, str]:
-        """The options for the Spark write of a micro-batch; 0 commits.
+        """Return the options for the Spark write of a micro-batch; 0 commits.
 
         Spark skips the write if the batch comes again, so a retry repeats no effect. The options
         are for one write.
@@ -313,7 +246,7 @@ class DeltaInbox:
             yield MarkedStatement(spark, second)
 
     def is_done(self, batch_id: int, *, checkpoint: str) -> bool:
-        """Whether a micro-batch has taken effect; 0 commits.
+        """Tell whether a micro-batch has taken effect; 0 commits.
 
         Args:
             batch_id: the number that `foreachBatch` passes.
@@ -359,7 +292,7 @@ class DeltaInbox:
         return list(news.values())
 
     def _took_effect(self, message: ReceivedMessage, table: InboxTable) -> bool:
-        """Whether the message that a retry comes from is known to have taken effect."""
+        """Tell whether the message that a retry comes from is known to have taken effect."""
         if self._effect_id(table) in effects_of(message):
             return True
         first = self._first_of(message)
@@ -367,7 +300,7 @@ class DeltaInbox:
         return first is not None and table.names(first)
 
     def _first_of(self, message: ReceivedMessage) -> Place | None:
-        """Where the message that a retry or a replay comes from was; None if it is neither."""
+        """Return where the message of a retry or a replay was first; None if it is neither."""
         place = first_places(message.properties).get(self.consumer_group)
         place = place or origin_place(message.properties)
         if place is None:
@@ -375,7 +308,7 @@ class DeltaInbox:
         return Place(self._queue_mark(message.origin_topic, place[0]), place[1])
 
     def _names(self, messages: Iterable[ReceivedMessage]) -> str:
-        """What a commit says of these messages; a retry stands for the message it comes from."""
+        """Name messages for a commit; a retry stands for the message it comes from."""
         return names_of(map(self._first, messages))
 
     def _first(self, message: ReceivedMessage) -> Place:
@@ -397,17 +330,17 @@ class DeltaInbox:
         return is_landed
 
     def _noted(self, messages: Iterable[ReceivedMessage], table: InboxTable, count: int) -> int:
-        """Note that all messages have taken effect: what fails later must not repeat it."""
+        """Note that all messages have taken effect, so that a later failure does not repeat it."""
         for message in messages:
             note_effect(message, self._effect_id(table))
         return count
 
     def _effect_id(self, table: InboxTable) -> str:
-        """What a message that took effect carries to its retry; two groups may share a table."""
+        """Name the effect that a message carries to its retry; two groups may share a table."""
         return f"{self.consumer_group}/{table.table_id}"
 
     def _marks(self, messages: Sequence[ReceivedMessage], table: InboxTable) -> dict[str, int]:
-        """The next offset of each queue after these messages, by the name of its mark.
+        """Return the next offset of each queue after these messages, by the name of its mark.
 
         A retry moves the mark of its first queue too, or sets it once more: then no other try of
         the same message, such as a handler that still hangs, takes effect at the same time.
@@ -436,7 +369,7 @@ class DeltaInbox:
         return _BATCH_MARK.format(group=self.consumer_group, checkpoint=checkpoint)
 
     def _next_batch(self, batch_id: int, checkpoint: str) -> str:
-        """The name of the mark of a batch, which must not lie before the last batch done."""
+        """Return the name of the mark of a batch, which must not lie before the last batch done."""
         name = self._batch_mark(batch_id, checkpoint)
         done = self._opened().mark(name)
         if done is not None and done > batch_id:
@@ -451,3 +384,61 @@ class DeltaInbox:
 def _is_name(value: object) -> bool:
     is_text = isinstance(value, str) and value.isprintable()
     return is_text and 0 < len(str(value).strip()) <= MAX_NAME_CHARACTERS
+
+
+class InboxTable(MarkedTable):
+    """The user's table with the marks of the inbox."""
+
+    missing = "{} is no Delta table; pass the table that the messages change"
+
+    def names(self, place: Place) -> bool:
+        """Tell whether a commit since the queue came to this message names it.
+
+        Reads: commits backwards, up to the first one at which the queue was not yet there.
+        """
+        mark = self.mark(place.mark) or 0
+        if mark <= place.offset + 1:
+            return mark == place.offset + 1
+        for version in range(self.version, -1, -1):
+            commit = self._commit(version)
+            if commit is None or commit.marks.get(place.mark, mark) <= place.offset:
+                return False
+            if names(commit.note, place):
+                return True
+        return False
+
+    def _commit(self, version: int) -> CommitActions | None:
+        """Read what a commit says; nothing if another program wrote it in another shape."""
+        content = self.folder.commit_bytes(version)
+        try:
+            return None if content is None else commit_actions(content)
+        except DAMAGES:
+            return EMPTY_COMMIT
+
+
+def names_of(places: Iterable[Place]) -> str:
+    """Name messages in a commit, as a text of JSON: `{"mark": [[first, last], …]}`."""
+    by_mark = groupby(sorted(set(places)), lambda place: place.mark)
+    return json.dumps(
+        {mark: _ranges(place.offset for place in group) for mark, group in by_mark},
+        separators=(",", ":"),
+    )
+
+
+def names(text: str, place: Place) -> bool:
+    """Tell whether the text of a commit names a message; false for a text that others wrote."""
+    try:
+        ranges = json.loads(text).get(place.mark, ())
+        return any(first <= place.offset <= last for first, last in ranges)
+    except DAMAGES:
+        return False
+
+
+def _ranges(offsets: Iterable[int]) -> list[list[int]]:
+    ranges: list[list[int]] = []
+    for offset in offsets:
+        if ranges and ranges[-1][1] == offset - 1:
+            ranges[-1][1] = offset
+        else:
+            ranges.append([offset, offset])
+    return ranges

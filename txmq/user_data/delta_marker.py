@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.delta.checkpoints import checkpoint_path
@@ -43,16 +42,6 @@ _NAME_IN_A_CATALOG = re.compile(r"`?\w+`?(\.`?\w+`?){1,2}", re.ASCII)
 _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 
 
-def marker_options(transaction_id: str) -> dict[str, str]:
-    """The options that put the marker on a Spark write."""
-    return {APP_ID_OPTION: transaction_id, VERSION_OPTION: str(DONE)}
-
-
-def marker_settings(transaction_id: str) -> dict[str, str]:
-    """The session settings that put the marker on the next SQL statement that writes."""
-    return {APP_ID_SETTING: transaction_id, VERSION_SETTING: str(DONE)}
-
-
 class MarkedTable(PinnedTable):
     """The markers and fences of a user's Delta table. Not safe for several threads."""
 
@@ -64,12 +53,12 @@ class MarkedTable(PinnedTable):
     def __init__(
         self, name: str, location: str, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        """As PinnedTable. Raises: UnsupportedPlaceError for a name in a catalog."""
+        """Open nothing yet. Raises: UnsupportedPlaceError for a name in a catalog."""
         _check_location(location)
         super().__init__(name, location, storage_options)
 
     def markers(self, transaction_ids: Sequence[str]) -> dict[str, int]:
-        """DONE or FENCED of the ids that have a marker or a fence, in the pinned version.
+        """Read DONE or FENCED of the ids that have a marker or a fence, in the pinned version.
 
         Reads: the table's log. Commits: 0.
         """
@@ -81,10 +70,13 @@ class MarkedTable(PinnedTable):
         return {key: mark for key, mark in marks.items() if mark is not None}
 
     def fence(self, transaction_ids: Sequence[str]) -> dict[str, int]:
-        """DONE or FENCED of each id: ids that had neither are fenced, all in one commit.
+        """Fence the ids that have neither marker nor fence, all in one commit.
 
         After that no local transaction of a fenced id can land, even if it is on its way. If no id
         needs a fence, there is no commit. A retry returns the same.
+
+        Returns:
+            DONE or FENCED of each id.
 
         Raises:
             CommitConflictError: other writers won FENCE_ATTEMPTS times.
@@ -114,25 +106,27 @@ class MarkedTable(PinnedTable):
         return float(int(interval[1]) * _UNIT_S[interval[2]]) if interval else 0.0
 
     def _read_log(self, ids: frozenset[str]) -> dict[str, int] | None:
-        """As `markers`, read from the newest checkpoint and the commits after it.
+        """Read as `markers`, from the newest checkpoint and the commits after it.
 
         None if one of these commits is not in the log.
         """
         files, version = log_files(self.folder), self.version
-        base = max((at for at in files.checkpoints if at <= version), default=-1)
+        base = max((number for number in files.checkpoints if number <= version), default=-1)
         commits = range(base + 1, version + 1)
-        if any(at not in files.commits_ms for at in commits):
+        if any(number not in files.commits_ms for number in commits):
             return None
         markers = dict(self._of_checkpoint(base, ids)) if base >= 0 else {}
-        for at in commits:
-            markers.update(_of_commit(self.folder.commit_bytes(at) or b"", ids))
+        for number in commits:
+            markers.update(_of_commit(self.folder.commit_bytes(number) or b"", ids))
         return markers
 
     def _of_checkpoint(self, version: int, ids: frozenset[str]) -> Iterator[tuple[str, int]]:
         path = checkpoint_path(version)
         with self.folder.filesystem.open_input_file(path) as source:
             stored = pq.ParquetFile(source).read(["txn"])["txn"].combine_chunks()
-        yield from _of_ids(_pairs(stored.drop_null()), ids)
+        marks = stored.drop_null()
+        names, numbers = marks.field("appId").to_pylist(), marks.field("version").to_pylist()
+        yield from _of_ids(zip(names, numbers, strict=True), ids)
 
 
 def _check_location(location: str) -> None:
@@ -142,11 +136,6 @@ def _check_location(location: str) -> None:
             f"or ./{location} for a folder"
         )
         raise UnsupportedPlaceError(f"table {shown(location)}", problem)
-
-
-def _pairs(stored: pa.StructArray) -> Iterator[tuple[str, int]]:
-    names, numbers = stored.field("appId"), stored.field("version")
-    return zip(names.to_pylist(), numbers.to_pylist(), strict=True)
 
 
 def _of_commit(content: bytes, ids: frozenset[str]) -> Iterator[tuple[str, int]]:
@@ -161,11 +150,21 @@ def _of_ids(marks: Iterable[tuple[str, int]], ids: frozenset[str]) -> Iterator[t
     return (mark for mark in marks if mark[0] in ids)
 
 
+def marker_options(transaction_id: str) -> dict[str, str]:
+    """Return the options that put the marker on a Spark write."""
+    return {APP_ID_OPTION: transaction_id, VERSION_OPTION: str(DONE)}
+
+
+def marker_settings(transaction_id: str) -> dict[str, str]:
+    """Return the session settings that put the marker on the next SQL statement that writes."""
+    return {APP_ID_SETTING: transaction_id, VERSION_SETTING: str(DONE)}
+
+
 class MarkedStatement:
     """`spark.sql` for one statement: Spark silently skips a second write with the same marker."""
 
     def __init__(self, spark: SparkSession, second: Exception) -> None:
-        """`second` is raised by a second call."""
+        """Run nothing yet; a second call raises `second`."""
         self._spark, self._second = spark, second
         self._is_used = False
 

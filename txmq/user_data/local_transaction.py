@@ -47,11 +47,11 @@ class MarkerLookup(Protocol):
     """A listener that can look up the marker of one transaction at any time."""
 
     def marker_place(self) -> str:
-        """The name of the table that it looks into, for errors."""
+        """Name the table that it looks into, for errors."""
         ...
 
     def is_marked(self, transaction_id: str) -> bool | None:
-        """Whether the local transaction is done; False if it is fenced, None if neither."""
+        """Tell whether the local transaction is done; False if it is fenced, None if neither."""
         ...
 
 
@@ -62,7 +62,7 @@ class LocalTransaction:
     """
 
     def __init__(self, transaction_id: str, listener: object = None) -> None:
-        """`listener` names the table if it is a DeltaListener, and may look for markers."""
+        """Mark nothing yet; `listener` names the table (DeltaListener) and may look for markers."""
         self._id = transaction_id
         self._lookup = _lookup_of(listener)
         self._table = getattr(listener, "table", None)
@@ -71,11 +71,11 @@ class LocalTransaction:
         self._databases: list[MarkerTable] = []
 
     def is_done(self, table: str | None) -> bool:
-        """Whether a write with the marker is in the table. Raises: StorageError."""
+        """Tell whether a write with the marker is in the table. Raises: StorageError."""
         return self._mark(table).refresh().mark(self._id) == DONE
 
     def delta_options(self, table: str | None) -> dict[str, str]:
-        """The options that put the marker on one Spark write.
+        """Return the options that put the marker on one Spark write.
 
         Raises: LocalTransactionError if no table is named; UnsupportedTableError,
             UnsupportedPlaceError, StorageError.
@@ -100,7 +100,7 @@ class LocalTransaction:
 
     @contextmanager
     def delta_rs(self, table: str | None) -> Iterator[tuple[Any, Any]]:
-        """A DeltaTable without this marker or fence, and CommitProperties with the marker.
+        """Give a DeltaTable without this marker or fence, and CommitProperties with the marker.
 
         Looks for the marker when the block ends without an error.
         Raises: LocalTransactionDoneError, LocalTransactionFencedError, UnsupportedTableError.
@@ -135,8 +135,8 @@ class LocalTransaction:
     def confirm(self) -> None:
         """Look for the marker of every marked write; 0 commits.
 
-        Where nothing was marked through this object, and the listener looks for markers, it is
-        asked: a local transaction that was left out is no local transaction.
+        If nothing was marked through this object, and the listener looks for markers, it is asked:
+        a local transaction that was left out is no local transaction.
 
         Raises:
             LocalTransactionError: a marker is missing or fenced, the caller has not committed a
@@ -162,7 +162,7 @@ class LocalTransaction:
         return self._lookup is None and not (self._databases or self._marked)
 
     def _confirm_database(self, markers: MarkerTable) -> None:
-        """A database says nothing to txmq when the caller commits or rolls back, so look."""
+        """Look into the database: it says nothing to txmq when the caller commits or rolls back."""
         is_done = self._is_committed(markers)
         if not is_done and markers.is_open:
             problem = "the database transaction is not committed; commit it, then call again"
@@ -170,7 +170,7 @@ class LocalTransaction:
         self._check_done(markers.table, is_done=is_done)
 
     def _is_committed(self, markers: MarkerTable) -> bool | None:
-        """As `MarkerLookup.is_marked`; through another connection where there is one."""
+        """Ask as `MarkerLookup.is_marked`; through another connection if there is one."""
         lookup = self._lookup
         try:
             if lookup is not None and lookup.marker_place() == markers.table:
@@ -200,14 +200,14 @@ class LocalTransaction:
         self._check_done(marked.location, is_done=None if mark is None else mark == DONE)
 
     def _markable(self, table: str | None) -> MarkedTable:
-        """The table, if it can be fenced; one that is not there yet is made by the marked write."""
+        """Return a table that can be fenced; one that is not there is made by the marked write."""
         marked = self._mark(table)
         with suppress(StoreNotFoundError):
             self._check(marked, marked.check_markable)
         return marked
 
     def _check(self, marked: MarkedTable, check: Callable[[], None]) -> None:
-        """Raise UnsupportedTableError where `check` does; then nothing is marked."""
+        """Raise UnsupportedTableError if `check` does; then nothing is marked."""
         try:
             check()
         except UnsupportedTableError:

@@ -26,12 +26,12 @@ _ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 
 
 def s3_log_store_jar() -> Path:
-    """The jar for `spark.jars`; it needs Hadoop 3.4.2 or newer and says so where it is older."""
+    """Return the jar for `spark.jars`; it needs Hadoop 3.4.2 or newer, and says so."""
     return _JAR
 
 
 def s3_log_store_settings() -> dict[str, str]:
-    """The settings of a new Spark session: the jar, and the log store for each scheme of S3.
+    """Return settings of a new Spark session: the jar, and the log store for each scheme of S3.
 
     Example:
         >>> spark = local_session(extra=s3_log_store_settings())
@@ -58,7 +58,7 @@ def check_log_store(spark: SparkSession | None, location: str) -> None:
 
 
 def active_session() -> SparkSession | None:
-    """The session of this thread; None where Spark was not even loaded."""
+    """Return the session of this thread; None if Spark was not even loaded."""
     # Another thread may be loading it at this moment.
     session = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)
     return None if session is None else session.getActiveSession()
@@ -67,7 +67,7 @@ def active_session() -> SparkSession | None:
 def log_store_problem(
     log_stores: Collection[str | None], environment: Mapping[str, str]
 ) -> str | None:
-    """Why a marker or a fence in a table on S3 could be lost; None where it cannot."""
+    """Tell why a marker or a fence in a table on S3 could be lost; None if it cannot."""
     if _ON_DATABRICKS in environment:
         return (
             "is on S3, where Databricks commits by a service that knows nothing of fences by "

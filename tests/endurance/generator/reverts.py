@@ -22,7 +22,7 @@ from txmq.publish import delay
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import TopicWriter
 from txmq.store.half import half_table
-from txmq.store.retained import Forgotten
+from txmq.store.known import Forgotten
 from txmq.store.store_clock import StoreClock
 from txmq.store.topic import TopicEnd
 

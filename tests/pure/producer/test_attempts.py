@@ -8,7 +8,7 @@ import pytest
 
 from txmq.message.lifecycle import TransactionState as State
 from txmq.producer.once import Attempt, attempts_that_count
-from txmq.store.resolution import Resolution
+from txmq.store.logs import Resolution
 
 
 class Ids:

@@ -26,7 +26,7 @@ from txmq.ops.backup.manifest import MANIFEST, Manifest
 from txmq.ops.backup.place import BEGUN, STORE_FOLDER
 from txmq.ops.backup.restore import restore
 from txmq.publish.publisher import Publisher
-from txmq.store.retained import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
+from txmq.store.known import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
 from txmq.store.store import Store
 from txmq.store.tables import StoreTables
 

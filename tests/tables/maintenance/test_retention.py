@@ -25,8 +25,8 @@ from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
+from txmq.store.known import FORGOTTEN_BEFORE
 from txmq.store.op import OpRow
-from txmq.store.retained import FORGOTTEN_BEFORE
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits

@@ -17,9 +17,9 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher
+from txmq.store.known import FORGOTTEN_BEFORE
+from txmq.store.logs import EndReader
 from txmq.store.op import OpRow
-from txmq.store.resolution import EndReader
-from txmq.store.retained import FORGOTTEN_BEFORE
 from txmq.store.settled import SettledLog
 from txmq.store.store import Store
 from txmq.testing import ManualClock, before_commit

@@ -24,10 +24,10 @@ from txmq.ops.admin.status import Admin
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.logs import EndReader
 from txmq.store.op import OpRow
-from txmq.store.resolution import EndReader
 from txmq.store.schemas import OP
-from txmq.store.set_aside import read_set_aside
+from txmq.store.set_aside import SetAsideTransactions, read_set_aside
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits
 from txmq.verify import verify
@@ -435,7 +435,7 @@ def test_value_that_nobody_could_read_is_not_written(world: World) -> None:
     _, file = world.send(b"waits")
     damage(file, "gone")
     world.publisher.run_once()
-    register = world.store.tables.register("set_aside")
+    register = world.store.tables.register("set_aside", SetAsideTransactions)
     seen = register.read()
 
     with pytest.raises(StorageError, match="nothing was written"):

@@ -26,8 +26,8 @@ from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.config import Config
-from txmq.store.op import SIGNATURE, ClaimKeys, OpRow, op_table
-from txmq.store.schemas import OP
+from txmq.store.op import ClaimKeys, OpRow, op_table
+from txmq.store.schemas import OP, SIGNATURE
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.verify import verify

@@ -27,7 +27,7 @@ from txmq.ops.admin.status import Admin
 from txmq.producer.recall import RecallCheck
 from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
-from txmq.store.resolution import EndReader
+from txmq.store.logs import EndReader
 from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock
 

@@ -21,11 +21,10 @@ from txmq.maintenance.compaction import compact
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
-from txmq.store import passing_claims
-from txmq.store.claim_writer import ClaimWriter
+from txmq.store import claim_writer
+from txmq.store.claim_writer import OWN_ENDS, ClaimWriter, PassingClaims
+from txmq.store.logs import EndReader
 from txmq.store.op import OpLog
-from txmq.store.passing_claims import OWN_ENDS, PassingClaims
-from txmq.store.resolution import EndReader
 from txmq.store.store import Store
 from txmq.testing import failing_commits
 
@@ -157,7 +156,7 @@ def test_more_commits_than_are_kept_may_be_about_anything(
 def test_what_is_remembered_is_bounded(
     writer: Writer, rival: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing_claims, "CLAIMED_MAX", 3)
+    monkeypatch.setattr(claim_writer, "CLAIMED_MAX", 3)
     writer.append(1)
     for number in range(10, 20):
         rival.append(number)

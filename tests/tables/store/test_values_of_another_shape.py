@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.check_world import wall_ms
 from tests.kit.dead_world import CONSUMERS, DeadWorld
-from txmq.consumer.group import group_in, state_of
+from txmq.consumer.group import MEMBERS_MAX, GroupValue, group_in, state_of
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ConsumeMode
 from txmq.errors import ConsumerGroupFullError, StoreFormatError, TxmqError
@@ -21,12 +21,14 @@ from txmq.ground.clock import Clock
 from txmq.message.message import Message
 from txmq.ops.admin.dead_letter_notes import Chosen
 from txmq.ops.admin.dead_letters import DeadLetters
+from txmq.ops.admin.forms import form_of
 from txmq.ops.admin.status import Admin
 from txmq.ops.admin.topics import Topics
 from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
-from txmq.store.register import MEMBERS_MAX, problem_of_value
+from txmq.store.set_aside import SetAsideTransactions
+from txmq.store.shapes import problem_of_value
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 
@@ -144,16 +146,17 @@ def value_of(store: Store, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [*EXAMPLES, *OF_A_STORE_IN_USE])
 def test_value_of_txmq_has_no_problem_and_most_others_have(used_store: Store, name: str) -> None:
     value = value_of(used_store, name)
-    problems = [problem_of_value(name, other) for other in bent_values(value)]
+    form = form_of(name)
+    problems = [problem_of_value(form, other) for other in bent_values(value)]
 
     assert value
-    assert problem_of_value(name, value) is None
+    assert problem_of_value(form, value) is None
     assert len([problem for problem in problems if problem]) > len(problems) / 2
 
 
 def test_time_of_what_is_set_aside_can_be_shown() -> None:
     entry = {"from_version": 1, "problem": "gone", "since_ms": 10**18, "claims": []}
-    said = problem_of_value("set_aside", {"transactions": {"a": entry}, "late": []})
+    said = problem_of_value(SetAsideTransactions, {"transactions": {"a": entry}, "late": []})
     assert said == "transactions.a.since_ms must be a time in milliseconds"
 
 
@@ -233,12 +236,12 @@ def test_value_of_the_right_shape_that_nobody_would_write_is_no_error_of_python(
 ) -> None:
     value = value_of(used_store, name)
     others = bent_values(value, ("x", -1, {}))
-    allowed = [one for one in others if problem_of_value(name, one) is None]
+    allowed = [one for one in others if problem_of_value(form_of(name), one) is None]
 
     for number, other in enumerate(allowed):
         location = shutil.copytree(used_store.location, tmp_path / str(number))
         store, clock = Store.open(location), ManualClock(wall_ms())
-        register = store.tables.register(name, create=True)
+        register = store.tables.register(name, form_of(name), create=True)
         register.swap(register.read(), other, clock.now_ms())
         for read in READERS[name]:
             with suppress(TxmqError):
@@ -252,15 +255,15 @@ def test_value_of_the_right_shape_that_nobody_would_write_is_no_error_of_python(
 def test_group_has_a_largest_number_of_members(key: str, part: Any) -> None:
     full = {f"m{number}": part for number in range(MEMBERS_MAX)}
 
-    assert problem_of_value("group_a", {**GROUP_VALUE, key: full}) is None
-    assert problem_of_value("group_a", {**GROUP_VALUE, key: {**full, "m": part}}) == (
+    assert problem_of_value(GroupValue, {**GROUP_VALUE, key: full}) is None
+    assert problem_of_value(GroupValue, {**GROUP_VALUE, key: {**full, "m": part}}) == (
         f"{key} must have 10,000 entries at most, not 10,001"
     )
 
 
 @pytest.mark.parametrize("key", ["members", "leases", "seen", "offsets", "followed"])
 def test_name_of_a_member_is_short(key: str) -> None:
-    problem = problem_of_value("group_a", {**GROUP_VALUE, key: {"x" * 1_000_000: [1, 1]}})
+    problem = problem_of_value(GroupValue, {**GROUP_VALUE, key: {"x" * 1_000_000: [1, 1]}})
 
     assert problem is not None
     assert problem.endswith("must be text of 256 characters at most")

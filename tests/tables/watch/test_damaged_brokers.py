@@ -19,8 +19,9 @@ from txmq.ops.brokers import Heartbeat
 from txmq.ops.cli.app import app
 from txmq.ops.dashboard.snapshot import Counting
 from txmq.ops.metrics.meter import Meter
-from txmq.store.register import NAME_CHARACTERS_MAX, REVISION_MARK
+from txmq.store.register import REVISION_MARK
 from txmq.store.schemas import REGISTER
+from txmq.store.shapes import NAME_CHARACTERS_MAX
 from txmq.store.store import Store
 
 

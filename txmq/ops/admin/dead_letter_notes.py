@@ -5,10 +5,10 @@ The notes of a group are one JSON value in `state/dead_letters_<group>`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,14 @@ def check_chosen(chosen: object) -> None:
         raise InvalidMessageError("chosen", f"must be a Chosen, not {type(chosen).__name__}")
 
 
+class DeadLettersValue(TypedDict):
+    """The value of the register of the dead letters of a group."""
+
+    purged: NotRequired[Sequence[tuple[int, int]]]
+    replayed: NotRequired[Sequence[tuple[int, int]]]
+    audit: NotRequired[Sequence[Mapping[str, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Notes:
     """The offsets that were purged, the offsets that were replayed, and the last changes."""
@@ -91,7 +99,7 @@ class DeadLetterNotes:
 
     def read(self) -> Notes:
         """Read all notes; 0 commits. Raises: StorageError."""
-        register = self._store.tables.register(self._name)
+        register = self._store.tables.register(self._name, DeadLettersValue)
         value = register.read().value if register.exists else {}
         return Notes(
             OffsetRanges.from_value(value.get(PURGED, ())),
@@ -104,7 +112,7 @@ class DeadLetterNotes:
 
         Raises: CommitConflictError, StorageError.
         """
-        register = self._store.tables.register(self._name, create=True)
+        register = self._store.tables.register(self._name, DeadLettersValue, create=True)
         for attempt in range(self._store.config.commit_attempts):
             seen = register.read()
             try:

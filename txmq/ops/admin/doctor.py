@@ -40,11 +40,13 @@ from txmq.ground.printable import printable
 from txmq.ground.results import Plain
 from txmq.listeners.protocol import Reason
 from txmq.message.names import shown_name
+from txmq.ops.admin.forms import form_of
 from txmq.ops.admin.needs import Figures, needs_of
 from txmq.ops.admin.status import Admin, lag_of, parked_topics, set_aside
 from txmq.ops.backup.order import order_faults
 from txmq.ops.backup.positions import sight_of
 from txmq.ops.brokers import BrokerEntry, read_brokers
+from txmq.publish.progress import PublishProgress
 from txmq.spark.java import OLDEST_JAVA, find_java
 from txmq.store.config import Config
 from txmq.store.register import Register
@@ -166,7 +168,8 @@ class Doctor:
         table = self._store.tables.table_at(path)
         yield from findings_of_table(path, table, self._store.config.checkpoint_interval)
         if path.startswith(STATE):
-            yield from with_failure(path, partial(_without_findings, Register(table)))
+            register = Register(table, form_of(path.removeprefix(STATE)))
+            yield from with_failure(path, partial(_without_findings, register))
 
 
 def _without_findings(register: Register) -> tuple[Finding, ...]:
@@ -307,7 +310,7 @@ def _needs_of_registers(store: Store, nothing: Figures, now_ms: int) -> Iterator
 
 
 def _needs_of_publisher(store: Store, nothing: Figures, now_ms: int) -> Iterator[Finding]:
-    value = store.tables.register("publisher").read().value
+    value = store.tables.register("publisher", PublishProgress).read().value
     yield from _findings_of(replace(nothing, parked=parked_topics(value.get("parked", {}))))
     version = value.get("low_water_version", NOTHING)
     yield from with_failure("op", partial(_needs_of_lag, store, nothing, version, now_ms))

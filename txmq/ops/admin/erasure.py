@@ -56,6 +56,7 @@ from txmq.message.reasons import signed_reason
 from txmq.ops.admin.messages import has_key, is_one_key
 from txmq.ops.backup.place import STORE_FOLDER, Place, is_of_backup
 from txmq.producer.trace import decoded
+from txmq.store.known import MaintenanceValue
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store, check_store
 
@@ -222,7 +223,8 @@ class Erasure:
 
     def audit(self) -> tuple[Mapping[str, Any], ...]:
         """Read the last hundred erasures, oldest first: `at`, `reason`, rows by table."""
-        return tuple(self._store.tables.register("maintenance").read().value.get(AUDIT, ()))
+        register = self._store.tables.register("maintenance", MaintenanceValue)
+        return tuple(register.read().value.get(AUDIT, ()))
 
     # --- finding ------------------------------------------------------------------------------
 
@@ -331,7 +333,7 @@ class Erasure:
         counts = {path: of_table.messages for path, of_table in matches.items()}
         rows = {path: count for path, count in counts.items() if count}
         entry = {"at": at, "reason": reason, "messages": rows}
-        register = self._store.tables.register("maintenance")
+        register = self._store.tables.register("maintenance", MaintenanceValue)
         for _ in range(self._store.config.commit_attempts):
             seen = register.read()
             entries = [*seen.value.get(AUDIT, ()), entry][-AUDIT_ENTRIES:]

@@ -17,8 +17,8 @@ from txmq.errors import StorageError
 from txmq.ground.results import Plain
 from txmq.message.lifecycle import ClaimKind, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.store.known import Known
 from txmq.store.op import CLAIM_COLUMNS, claims_of_table
-from txmq.store.retained import Known
 from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:

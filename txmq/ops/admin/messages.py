@@ -33,7 +33,7 @@ from txmq.message.names import (
     check_readable_topic,
 )
 from txmq.producer.trace import TraceRecord, TraceType, decoded, encoded
-from txmq.store.retained import Known, KnownReader, known_by_message, no_message, no_transaction
+from txmq.store.known import Known, KnownReader, known_by_message, no_message, no_transaction
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store, check_store
 

@@ -36,8 +36,8 @@ from txmq.message.message import LocalTransactionState
 from txmq.message.names import check_stored_group
 from txmq.message.reasons import GIVE_UP, signed_reason
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.known import KnownReader, no_transaction
 from txmq.store.op import OpRow
-from txmq.store.retained import KnownReader, no_transaction
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import last_facts
 from txmq.store.store import Store, check_store

@@ -86,7 +86,9 @@ def rebuild_topic(
 def _make_again(store: Store, topic: str, *, apply: bool) -> None:
     """Make the table of a topic that publishers know and whose table is gone."""
     op = store.tables.op_log().table
-    progress = PublishProgress.from_value(store.tables.register("publisher").read().value, op)
+    progress = PublishProgress.from_value(
+        store.tables.register("publisher", PublishProgress).read().value, op
+    )
     table = store.tables.topic_log(topic, op.log.table_id).table
     if table.exists():
         return

@@ -20,7 +20,7 @@ from txmq.publish.engines import copied
 from txmq.publish.plan import BATCH_ROWS, DELIVERED, Plan, make_plan
 from txmq.publish.progress import PublishProgress
 from txmq.store.half import HalfLog
-from txmq.store.retained import kept_since_ms
+from txmq.store.known import MaintenanceValue, kept_since_ms
 from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING, ScheduleLog
 from txmq.store.store import Store
@@ -96,7 +96,8 @@ class TopicComparison:
         are read afterwards explain every row of the pinned version.
         """
         op = store.tables.op_log().table
-        progress = PublishProgress.from_value(store.tables.register("publisher").read().value, op)
+        register = store.tables.register("publisher", PublishProgress)
+        progress = PublishProgress.from_value(register.read().value, op)
         self._published = _published_up_to(progress, topic)
         self.known_end = progress.ends.get(topic)
         self.log = store.tables.topic_log(topic, op.log.table_id)
@@ -376,7 +377,7 @@ def expected_rows(store: Store, op_table_id: str, topic: str, after: int) -> Exp
 
 
 def _first_kept_id(store: Store) -> str | None:
-    since_ms = kept_since_ms(store.tables.register("maintenance").read().value)
+    since_ms = kept_since_ms(store.tables.register("maintenance", MaintenanceValue).read().value)
     if since_ms is None:
         return None
     digits = f"{since_ms:012x}"

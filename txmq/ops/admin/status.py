@@ -39,9 +39,10 @@ from txmq.ops.admin.life import (
     topics_of,
 )
 from txmq.ops.brokers import BrokerStatus, broker_statuses
+from txmq.publish.progress import PublishProgress
 from txmq.publish.settle import are_ended, settle
+from txmq.store.known import Known, KnownReader, known_by_message, no_transaction
 from txmq.store.op import required_keys
-from txmq.store.retained import Known, KnownReader, known_by_message, no_transaction
 from txmq.store.schemas import SETTLED
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING, last_facts, without_deliveries
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
     from txmq.delta.files import DataFile
     from txmq.delta.table import Table
     from txmq.store.half import HalfLog
+    from txmq.store.logs import Logs
     from txmq.store.op import OpLog
-    from txmq.store.resolution import Logs
     from txmq.store.settled import ScheduleLog, SettledLog
 
 
@@ -199,7 +200,7 @@ class Admin:
 
     def _status(self, logs: Logs) -> Status:
         # Read before the logs: what is published was settled before.
-        progress = self._store.tables.register("publisher").read().value
+        progress = self._store.tables.register("publisher", PublishProgress).read().value
         now_ms = self._clock.now_ms()
         logs.refresh_after_half()
         op, settled = logs.op, logs.settled

@@ -416,7 +416,7 @@ class Topics:
         return topic
 
     def _progress(self) -> PublishProgress:
-        value = self._store.tables.register("publisher").read().value
+        value = self._store.tables.register("publisher", PublishProgress).read().value
         return PublishProgress.from_value(value, self._store.tables.op_log().table)
 
     def _is_deleted(self, topic: str) -> bool:
@@ -535,7 +535,7 @@ def check_unused(store: Store, topic: str) -> int:
 
 def _published(store: Store, topic: str) -> int:
     """Return the op version up to which this topic has its messages; others may be parked."""
-    value = store.tables.register("publisher").read().value
+    value = store.tables.register("publisher", PublishProgress).read().value
     if not value:
         return NOTHING
     progress = PublishProgress.from_value(value, store.tables.op_log().table)

@@ -15,8 +15,7 @@ from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.delta.table import Table
 from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.ground.results import Plain
-from txmq.store.op import SIGNATURE
-from txmq.store.schemas import OP
+from txmq.store.schemas import OP, SIGNATURE
 from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:

@@ -9,15 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.consumer.group import GroupValue
 from txmq.delta.table import Table
 from txmq.errors import StorageError, TxmqError
 from txmq.message.ids import transaction_times_ms
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.ops.backup.order import LogSight, PublisherSight, SettledSight, StoreSight, TopicSight
-from txmq.publish.progress import FINGERPRINT_HEX_DIGITS, commit_fingerprint
+from txmq.publish.progress import FINGERPRINT_HEX_DIGITS, PublishProgress, commit_fingerprint
+from txmq.store.known import MaintenanceValue, kept_since_ms
 from txmq.store.op import OpLog
-from txmq.store.retained import kept_since_ms
 from txmq.store.set_aside import REGISTER as SET_ASIDE
+from txmq.store.set_aside import SetAsideTransactions
 from txmq.store.settled import NOTHING
 from txmq.store.tables import CONSUMER_GROUP, StoreTables
 from txmq.store.topic import OFFSET_MARK, TopicEnd
@@ -68,9 +70,9 @@ def _topic(tables: StoreTables, name: str, op_id: str) -> TopicSight:
     return TopicSight(topic.end, topic.fingerprint, offsets)
 
 
-def _value(tables: StoreTables, name: str) -> Mapping[str, Any]:
+def _value(tables: StoreTables, name: str, form: Any) -> Mapping[str, Any]:
     """Read the value of a register; empty if there is none that can be read."""
-    register = tables.register(name)
+    register = tables.register(name, form)
     try:
         return register.read().value if register.exists else {}
     except TxmqError:
@@ -79,7 +81,7 @@ def _value(tables: StoreTables, name: str) -> Mapping[str, Any]:
 
 
 def _publisher(tables: StoreTables) -> PublisherSight:
-    value = _value(tables, "publisher")
+    value = _value(tables, "publisher", PublishProgress)
     if not value:
         return PublisherSight()
     sha256 = value["op_commit_sha256"]
@@ -91,7 +93,7 @@ def _publisher(tables: StoreTables) -> PublisherSight:
 def _offsets(tables: StoreTables, group: str) -> dict[tuple[str, int], int]:
     """Read the furthest offset of the readers of a group, by topic and queue."""
     furthest: dict[tuple[str, int], int] = {}
-    for by_topic in _value(tables, CONSUMER_GROUP + group).get("offsets", {}).values():
+    for by_topic in _value(tables, CONSUMER_GROUP + group, GroupValue).get("offsets", {}).values():
         for topic, by_queue in by_topic.items():
             for queue, offset in by_queue.items():
                 place = (topic, int(queue))
@@ -100,7 +102,7 @@ def _offsets(tables: StoreTables, group: str) -> dict[tuple[str, int], int]:
 
 
 def _set_aside_count(tables: StoreTables) -> int | None:
-    value = _value(tables, SET_ASIDE)
+    value = _value(tables, SET_ASIDE, SetAsideTransactions)
     count = value.get("count") if value else 0
     return None if count is None else int(count)
 
@@ -144,4 +146,4 @@ def _readable_claims(op: OpLog, after: int, through: int) -> pa.Table:
 
 def _kept_since_ms(tables: StoreTables) -> int:
     """Return from when on transactions are kept; retention may have taken older ones."""
-    return kept_since_ms(_value(tables, "maintenance")) or 0
+    return kept_since_ms(_value(tables, "maintenance", MaintenanceValue)) or 0

@@ -1,11 +1,11 @@
-"""What retention has taken: the transactions before a day, as `state/maintenance` says."""
+"""What the logs still know of a transaction, and which transactions retention may have taken."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import pyarrow as pa
 
@@ -13,17 +13,17 @@ from txmq.errors import MessageNotFoundError, TransactionNotFoundError
 from txmq.ground.clock import milliseconds
 from txmq.message.ids import message_address, transaction_time_ms
 from txmq.message.lifecycle import FINAL_STATES, Halves, TransactionState
+from txmq.store.logs import EndReader, Logs, Resolution
 from txmq.store.register import Registered
-from txmq.store.resolution import EndReader, Logs, Resolution
 from txmq.store.settled import FACT_COLUMNS, last_facts, without_deliveries
+from txmq.store.shapes import Day
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
-
-# --- known:
-
 _COLUMNS = (*FACT_COLUMNS, "producer_group")
+FORGOTTEN_BEFORE = "forgotten_before_date"
+SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Known:
     """A transaction as the logs show it.
 
     Attributes:
-        state: None where nobody can tell: its facts are gone, or it was never there.
-        source: who wrote the claim that led to that state; None where the state is None, or is
-            known by a visible message alone.
-        producer_group: None where no half, fact or message is left.
-        halves: None where no half message is left.
-        op_version: the commit of the op log that led to the state; None where it is not settled.
+        state: None if nobody can tell: its facts are gone, or it was never there.
+        source: who wrote the claim that led to that state; None if the state is None, or is known
+            by a visible message alone.
+        producer_group: None if no half, fact or message is left.
+        halves: None if no half message is left.
+        op_version: the commit of the op log that led to the state; None if it is not settled.
     """
 
     transaction_id: str
@@ -61,16 +61,16 @@ class KnownReader:
         self._logs, self._ends = logs, EndReader(logs)
 
     def of(self, transaction_id: str) -> Known:
-        """What is known of one transaction; 0 commits."""
+        """Read what is known of one transaction; 0 commits."""
         return self.of_all([transaction_id])[transaction_id]
 
     def of_all(self, transaction_ids: Sequence[str]) -> dict[str, Known]:
-        """What is known of each transaction, by the newest versions of the logs; 0 commits."""
-        known = self._read(transaction_ids)
-        if any(one.halves is None and not one.is_known for one in known.values()):
+        """Read what is known of each transaction, by the newest versions of the logs; 0 commits."""
+        transactions = self._read(transaction_ids)
+        if any(each.halves is None and not each.is_known for each in transactions.values()):
             # Settled is read before half; the end may have come, and the half gone, in between.
-            known = self._read(transaction_ids)
-        return known
+            transactions = self._read(transaction_ids)
+        return transactions
 
     def _read(self, transaction_ids: Sequence[str]) -> dict[str, Known]:
         ends = self._ends.ends_of(transaction_ids)
@@ -86,18 +86,6 @@ class KnownReader:
             else _by_fact(key, facts.get(key))
             for key in transaction_ids
         }
-
-
-def known_by_message(known: Known, row: Mapping[str, Any]) -> Known:
-    """As `known`, else by a visible message or one of the schedule: only a COMMIT puts it there."""
-    if known.is_known:
-        return known
-    return Known(
-        known.transaction_id,
-        TransactionState.COMMITTED,
-        life=row["life"],
-        producer_group=row["producer_group"],
-    )
 
 
 def _by_halves(
@@ -131,66 +119,25 @@ def _by_fact(transaction_id: str, fact: Mapping[str, Any] | None) -> Known:
     )
 
 
-# --- forgotten:
-
-FORGOTTEN_BEFORE = "forgotten_before_date"
-SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
-
-
-def kept_since_ms(value: Mapping[str, Any]) -> int | None:
-    """From when on all transactions are kept, by the value of `state/maintenance`.
-
-    None where retention has taken nothing.
-    """
-    day = value.get(FORGOTTEN_BEFORE)
-    return None if day is None else _begin_ms(date.fromisoformat(day))
-
-
-def _begin_ms(day: date) -> int:
-    return milliseconds(datetime.combine(day, time(), UTC))
-
-
-class Forgotten:
-    """What retention may have taken, as one reader follows it. Not safe for several threads.
-
-    Retention says so before it removes rows. So a log that was read before this was asked lacks
-    no row of a transaction that is not forgotten, whatever any machine's clock says.
-    """
-
-    def __init__(self, store: Store) -> None:
-        """Open nothing yet."""
-        self._register = store.tables.register("maintenance")
-        self._seen: Registered | None = None
-
-    @property
-    def before(self) -> date | None:
-        """The day before which transactions may be gone; None if retention has taken nothing."""
-        if self._seen is None or self._register.table.log.has_news():
-            self._seen = self._register.read()
-        day = self._seen.value.get(FORGOTTEN_BEFORE)
-        return None if day is None else date.fromisoformat(day)
-
-    def among(self, transaction_ids: Collection[str]) -> set[str]:
-        """Those whose halves may be gone; 0 commits, and 0 reads without transactions."""
-        day = self.before if transaction_ids else None
-        if day is None:
-            return set()
-        begin_ms = _begin_ms(day)
-        return {name for name in transaction_ids if transaction_time_ms(name) < begin_ms}
-
-
-def may_be_forgotten(store: Store, transaction_id: str) -> bool:
-    """Whether retention may have taken the halves of a transaction; 0 commits."""
-    return bool(Forgotten(store).among([transaction_id]))
+def known_by_message(known: Known, row: Mapping[str, Any]) -> Known:
+    """Return `known`, or what a visible or scheduled message shows: only a COMMIT puts it there."""
+    if known.is_known:
+        return known
+    return Known(
+        known.transaction_id,
+        TransactionState.COMMITTED,
+        life=row["life"],
+        producer_group=row["producer_group"],
+    )
 
 
 def no_transaction(store: Store, transaction_id: str) -> TransactionNotFoundError:
-    """The error for an id without rows; with what is known, or may have been taken."""
+    """Make the error for an id without rows, with what is known or may have been taken."""
     return TransactionNotFoundError(transaction_id, _problem(store, transaction_id))
 
 
 def no_message(store: Store, message_id: str) -> MessageNotFoundError:
-    """As `no_transaction`, for the id of a message."""
+    """Make the error for the id of a message, as `no_transaction`."""
     transaction_id, _ = message_address(message_id)
     return MessageNotFoundError(message_id, _problem(store, transaction_id))
 
@@ -206,3 +153,68 @@ def _problem(store: Store, transaction_id: str) -> str | None:
         return None
     day = Forgotten(store).before
     return f"if it was ever there, retention took it: transactions before {day} may be gone"
+
+
+# --- what retention has taken ---------------------------------------------------------------------
+
+
+class MaintenanceValue(TypedDict):
+    """The value of the register `state/maintenance`: what retention and erasures have taken.
+
+    Attributes:
+        topic_begin: for each topic the op version up to which its messages may have been removed.
+        erasures: the last erasures, for people.
+    """
+
+    forgotten_before_date: NotRequired[Day]
+    schedule_forgotten_before_date: NotRequired[Day]
+    topic_begin: NotRequired[Mapping[str, int]]
+    erasures: NotRequired[Sequence[Mapping[str, Any]]]
+
+
+class Forgotten:
+    """What retention may have taken, as one reader follows it. Not safe for several threads.
+
+    Retention writes to `state/maintenance` before it removes rows. So a log that was read before
+    this was asked lacks no row of a transaction that is not forgotten, whatever any machine's clock
+    says.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Open nothing yet."""
+        self._register = store.tables.register("maintenance", MaintenanceValue)
+        self._seen: Registered | None = None
+
+    @property
+    def before(self) -> date | None:
+        """The day before which transactions may be gone; None if retention has taken nothing."""
+        if self._seen is None or self._register.table.log.has_news():
+            self._seen = self._register.read()
+        day = self._seen.value.get(FORGOTTEN_BEFORE)
+        return None if day is None else date.fromisoformat(day)
+
+    def among(self, transaction_ids: Collection[str]) -> set[str]:
+        """Find those whose halves may be gone; 0 commits, and 0 reads without transactions."""
+        day = self.before if transaction_ids else None
+        if day is None:
+            return set()
+        begin_ms = _begin_ms(day)
+        return {name for name in transaction_ids if transaction_time_ms(name) < begin_ms}
+
+
+def may_be_forgotten(store: Store, transaction_id: str) -> bool:
+    """Tell whether retention may have taken the halves of a transaction; 0 commits."""
+    return bool(Forgotten(store).among([transaction_id]))
+
+
+def kept_since_ms(value: Mapping[str, Any]) -> int | None:
+    """Return from when on all transactions are kept, by the value of `state/maintenance`.
+
+    None if retention has taken nothing.
+    """
+    day = value.get(FORGOTTEN_BEFORE)
+    return None if day is None else _begin_ms(date.fromisoformat(day))
+
+
+def _begin_ms(day: date) -> int:
+    return milliseconds(datetime.combine(day, time(), UTC))

@@ -1,4 +1,4 @@
-"""Reads which end transactions have, for callers that have just claimed one."""
+"""The logs of one reader, and the end that they give each transaction."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ from txmq.message.lifecycle import (
 from txmq.store.half import HalfLog
 from txmq.store.op import OpLog
 from txmq.store.settled import ScheduleLog, SettledLog, last_facts
-
-# --- logs:
 
 # How often settle and clean-up may pass one reader before it gives up.
 PASSED_ATTEMPTS = 3
@@ -75,7 +73,7 @@ class Logs:
         return SettledLog(self._settled_table, self.op.table_id)
 
     def unsettled_claims(self, transaction_ids: Iterable[str]) -> dict[str, list[Claim]]:
-        """The claims about these transactions that settle has not folded; 0 commits.
+        """Read the claims about these transactions that settle has not folded; 0 commits.
 
         They are beyond the settled mark, or wait because their transaction is set aside.
         """
@@ -87,12 +85,12 @@ class Logs:
         return claims
 
     def consistent(self, read: Callable[[], Result]) -> Result:
-        """What `read` gives; it reads again where settle and clean-up passed it meanwhile.
+        """Return what `read` gives; call it again if settle and clean-up passed it meanwhile.
 
         Args:
             read: begins with a refresh of these logs.
 
-        Raises: StorageError, where the settled log has not moved, or keeps passing the reader.
+        Raises: StorageError if the settled log has not moved, or keeps passing the reader.
         """
         for _ in range(PASSED_ATTEMPTS):
             try:
@@ -105,7 +103,7 @@ class Logs:
         return read()
 
     def set_aside(self) -> Mapping[str, list[Claim]]:
-        """The claims that wait because their transaction is set aside; 0 commits."""
+        """Read the claims that wait because their transaction is set aside; 0 commits."""
         count = self.settled.set_aside_count
         return {} if self._set_aside is None or not count else self._set_aside(count)
 
@@ -136,9 +134,6 @@ class Logs:
         self.refresh_claims()
 
 
-# --- resolution:
-
-
 @dataclass(frozen=True, slots=True)
 class Resolution:
     """The state of a transaction, who caused it, and how often the transaction was resumed.
@@ -146,7 +141,7 @@ class Resolution:
     Attributes:
         is_kept: whether any log still has a row that proves the state; false of a transaction that
             nobody has prepared, and of one whose rows retention has removed.
-        halves: those that are durable, where they were looked up.
+        halves: those that are durable, if they were looked up.
     """
 
     state: TransactionState
@@ -173,6 +168,13 @@ class Resolution:
         raise AlreadyResolvedError(transaction_id, self.state.value, self.source)
 
 
+_UNCONTESTED = {
+    kind: Resolution(end_asked_for(kind), ClaimSource.PRODUCER.value)
+    for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
+}
+_COMMITTED = _UNCONTESTED[ClaimKind.COMMIT]
+
+
 class EndReader:
     """Reads which end transactions have, settled or not. Not safe for several threads."""
 
@@ -181,17 +183,17 @@ class EndReader:
         self._logs = logs
 
     def end_of(self, transaction_id: str) -> Resolution:
-        """The state of one transaction now; 0 commits."""
+        """Read the state of one transaction now; 0 commits."""
         return self.ends_of([transaction_id])[transaction_id]
 
     def ends_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
-        """The states of these transactions now; 0 commits, and 0 reads without transactions."""
+        """Read the states of transactions now; 0 commits, and 0 reads without transactions."""
         if not transaction_ids:
             return {}
         return self._logs.consistent(lambda: self._decided(transaction_ids))
 
     def kept_ends_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
-        """As `ends_of`, without transactions of which no log keeps anything."""
+        """Read as `ends_of`, without transactions of which no log keeps anything."""
         ends = self.ends_of(transaction_ids)
         return {transaction_id: end for transaction_id, end in ends.items() if end.is_kept}
 
@@ -200,7 +202,7 @@ class EndReader:
         ends: Sequence[tuple[str, ClaimKind]],
         doubtful: Collection[str] = (),
     ) -> list[Resolution]:
-        """The end of each transaction for which these claims were appended just now; 0 commits.
+        """Find the end of each transaction for which these claims were just appended; 0 commits.
 
         If all claims about a transaction name the same end, that is its end. If they differ, the
         fact decides, or the order of the claims that are not settled yet.
@@ -219,7 +221,7 @@ class EndReader:
         ]
 
     def contested(self, transaction_ids: Sequence[str]) -> list[str]:
-        """Those whose claims in the op log name different ends; 0 reads without transactions."""
+        """Find those whose claims in the op log name different ends; 0 reads without any."""
         if not transaction_ids:
             return []
         self._logs.op.refresh()
@@ -242,13 +244,6 @@ class EndReader:
             )
             for transaction_id in transaction_ids
         }
-
-
-_UNCONTESTED = {
-    kind: Resolution(end_asked_for(kind), ClaimSource.PRODUCER.value)
-    for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
-}
-_COMMITTED = _UNCONTESTED[ClaimKind.COMMIT]
 
 
 def _settled(facts: pa.Table) -> dict[str, tuple[Standing, str]]:
