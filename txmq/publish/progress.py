@@ -21,7 +21,7 @@ from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.message.ids import transaction_times_ms
 from txmq.message.lifecycle import TransactionState
 from txmq.store.settled import NOTHING, SettledLog
-from txmq.store.shapes import LATER
+from txmq.store.shapes import LATER, Moment
 from txmq.store.topic import TopicEnd
 
 FINGERPRINT_HEX_DIGITS = 15
