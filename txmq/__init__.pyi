@@ -93,6 +93,7 @@ from txmq.errors import UnknownCommitError as UnknownCommitError
 from txmq.errors import UnreadableFileError as UnreadableFileError
 from txmq.errors import UnsupportedPlaceError as UnsupportedPlaceError
 from txmq.errors import UnsupportedTableError as UnsupportedTableError
+from txmq.ground.version import __version__ as __version__
 from txmq.listeners.database import DatabaseListener as DatabaseListener
 from txmq.listeners.delta import DeltaListener as DeltaListener
 from txmq.listeners.hooks import CheckForbiddenHook as CheckForbiddenHook
@@ -173,4 +174,3 @@ from txmq.user_data.delta_inbox import DeltaInbox as DeltaInbox
 from txmq.user_data.s3_log_store import s3_log_store_jar as s3_log_store_jar
 from txmq.user_data.s3_log_store import s3_log_store_settings as s3_log_store_settings
 from txmq.verify import verify as verify
-from txmq.version import __version__ as __version__

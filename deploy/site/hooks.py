@@ -206,7 +206,7 @@ def _homes() -> dict[str, str]:
         for statement in stub.body
         if isinstance(statement, ast.ImportFrom) and statement.module
         for name in statement.names
-        if statement.module not in {"txmq", "txmq.errors", "txmq.version"}
+        if statement.module not in {"txmq", "txmq.errors", "txmq.ground.version"}
     }
 
 

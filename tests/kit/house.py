@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 STOREYS = {
-    "ground": {"errors", "ground", "version"},
+    "ground": {"errors", "ground"},
     "core": {
         "check", "consumer", "delta", "listeners", "maintenance", "message", "producer", "publish",
         "store", "user_data",
@@ -113,8 +113,8 @@ class House:
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
-        """The modules that each module imports."""
-        names = set(self.modules)
+        """The modules, and the rooms by their own names, that each module imports."""
+        names = set(self.modules) | set(self.rooms) - {"txmq"}
         return {name: (m.imports & names) - {name} for name, m in self.modules.items()}
 
     @cached_property
@@ -168,7 +168,7 @@ class House:
         return {
             name: next(iter(importers))
             for name, importers in self.importers.items()
-            if len(importers) == 1 and self.modules[name].lines < lines
+            if len(importers) == 1 and name in self.modules and self.modules[name].lines < lines
         }
 
     def code_lines(self, places: set[str]) -> int:

@@ -13,10 +13,10 @@ from txmq.errors import StorageError, TxmqError
 from txmq.ground.clock import Clock, timestamp
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.ground.printable import printable
+from txmq.ground.version import __version__
 from txmq.store.register import SharedValue
 from txmq.store.shapes import NAME_CHARACTERS_MAX, AtMost, Moment, Name
 from txmq.store.tables import StoreTables
-from txmq.version import __version__
 
 if TYPE_CHECKING:
     from txmq.store.store import Store

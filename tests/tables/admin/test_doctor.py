@@ -16,6 +16,7 @@ from txmq.consumer.pull import PullConsumer
 from txmq.delta.folder import Objects
 from txmq.errors import IncompatibleVersionError
 from txmq.ground.clock import SystemClock
+from txmq.ground.version import __version__
 from txmq.message.message import Message
 from txmq.ops import brokers as heartbeat
 from txmq.ops.admin import doctor as machine_findings
@@ -28,7 +29,6 @@ from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import ManualClock, WrongClock
-from txmq.version import __version__
 
 TOPIC = "orders"
 Monkey = pytest.MonkeyPatch

@@ -22,7 +22,7 @@ from txmq.message.message import Message
 from txmq.producer.ends import AskedEnds
 from txmq.producer.group_commit import Answered
 from txmq.producer.producer import TransactionProducer
-from txmq.store.resolution import Resolution
+from txmq.store.logs import Resolution
 from txmq.testing import failing_commits
 
 

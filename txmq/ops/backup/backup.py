@@ -27,6 +27,7 @@ from txmq.delta.table import Table
 from txmq.errors import BackupError, StoreNotFoundError
 from txmq.ground.clock import Clock, SystemClock, timestamp
 from txmq.ground.results import Plain
+from txmq.ground.version import __version__
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.ops.backup.manifest import CopiedFile, CopiedTable, Manifest
 from txmq.ops.backup.order import order_faults
@@ -47,7 +48,6 @@ from txmq.store.set_aside import REGISTER as SET_ASIDE
 from txmq.store.settled import NOTHING, mark_id
 from txmq.store.store import Store, check_store
 from txmq.store.tables import REGISTERS, STATE, StoreTables
-from txmq.version import __version__
 
 logger = logging.getLogger(__name__)
 PIN_ATTEMPTS = 10
