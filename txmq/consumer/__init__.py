@@ -1,1 +1,1 @@
-"""Reading topics: groups, pull and Spark members, streams, retries."""
+"""Reading topics: groups and their members, offsets, handlers, retries, dead letters."""
