@@ -53,21 +53,21 @@ class AsyncTransactionProducer:
     def begin_transaction(
         self, *, idempotency_key: str | None = None, key_timestamp: datetime | None = None
     ) -> AsyncTransaction:
-        """As `TransactionProducer.begin_transaction`; `async with` begins it.
+        """Begin as `TransactionProducer.begin_transaction` does; `async with` begins it.
 
         Its errors come at `async with`.
         """
         return AsyncTransaction(self.producer, idempotency_key, key_timestamp)
 
     async def send(self, messages: Message | Iterable[Message], **options: Any) -> SendResult:
-        """As `TransactionProducer.send_async`; done when the messages are durable and committed."""
+        """Send as `TransactionProducer.send_async`; return when all is durable and committed."""
         sent = await asyncio.to_thread(self.producer.send_async, messages, **options)
         return await asyncio.wrap_future(sent)
 
     async def send_message_in_transaction(
         self, message: Message, argument: object = None
     ) -> TransactionSendResult:
-        """As `send_message_in_transaction_async` of TransactionProducer.
+        """Send as `send_message_in_transaction_async` of TransactionProducer does.
 
         Its listener runs the local transaction in a thread.
         """
@@ -75,11 +75,11 @@ class AsyncTransactionProducer:
         return await asyncio.wrap_future(await asyncio.to_thread(send, message, argument))
 
     async def end_transaction(self, transaction_id: str, state: LocalTransactionState) -> None:
-        """As `TransactionProducer.end_transaction`."""
+        """End a transaction as `TransactionProducer.end_transaction` does."""
         await asyncio.to_thread(self.producer.end_transaction, transaction_id, state)
 
     async def close(self) -> None:
-        """As `TransactionProducer.close`."""
+        """Close as `TransactionProducer.close` does."""
         await asyncio.to_thread(self.producer.close)
 
     async def __aenter__(self) -> Self:
@@ -125,31 +125,31 @@ class AsyncTransaction:
         return self.transaction.id
 
     async def state(self) -> TransactionState | None:
-        """As `Transaction.state`."""
+        """Return where it stands, as `Transaction.state`."""
         return await asyncio.to_thread(lambda: self.transaction.state)
 
     def send(self, message: Message, **options: Any) -> str:
-        """As `Transaction.send`: adds a message and writes nothing."""
+        """Add a message as `Transaction.send` does; write nothing."""
         return self.transaction.send(message, **options)
 
     def send_dataframe(self, dataframe: DataFrame, *, topic: str) -> None:
-        """As `Transaction.send_dataframe`."""
+        """Add the rows of a DataFrame as `Transaction.send_dataframe` does."""
         self.transaction.send_dataframe(dataframe, topic=topic)
 
     async def prepare(self) -> None:
-        """As `Transaction.prepare`."""
+        """Make all halves durable as `Transaction.prepare` does."""
         await asyncio.wrap_future(self.transaction.prepare_async())
 
     async def commit(self) -> None:
-        """As `Transaction.commit`."""
+        """Commit as `Transaction.commit` does."""
         await asyncio.wrap_future(self.transaction.commit_async())
 
     async def rollback(self) -> None:
-        """As `Transaction.rollback`."""
+        """Roll back as `Transaction.rollback` does."""
         await asyncio.wrap_future(self.transaction.rollback_async())
 
     async def end(self, kind: ClaimKind) -> None:
-        """As `Transaction.end`."""
+        """Claim an end as `Transaction.end` does."""
         await asyncio.wrap_future(self.transaction.end_async(kind))
 
     async def __aenter__(self) -> Self:
@@ -169,5 +169,5 @@ class AsyncTransaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """As the end of the block of a Transaction."""
+        """End the block as that of a Transaction."""
         self.transaction.__exit__(kind, error, traceback)

@@ -40,14 +40,17 @@ class BodyWatch:
     def before(
         self, halves: Iterable[HalfTransaction], frames: Frames = NO_FRAMES
     ) -> tuple[Refused, int]:
-        """What must not be committed, and what `after` needs; one lookup of a file name."""
+        """Return the errors of what must not be committed, and the number that `after` needs.
+
+        Costs one lookup of a file name.
+        """
         retypings = self._catalog.look()
         return self._problems(halves, frames, _invalid), retypings
 
     def after(
         self, halves: Iterable[HalfTransaction], retypings: int, frames: Frames = NO_FRAMES
     ) -> Refused:
-        """What is committed and must not be used; one lookup of a file name.
+        """Return the errors of what is committed and must not be used; one lookup of a file name.
 
         A topic cannot become typed while an open transaction names it, so nothing slips between.
         """

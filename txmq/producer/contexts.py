@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
+from typing import Self
 
+from txmq.ground.handles import raise_exit
 from txmq.listeners.hooks import (
     EndContext,
     Hooks,
@@ -23,27 +26,7 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import namespace_of, unwrapped
 from txmq.store.logs import Resolution
 
-
-class Sending:
-    """A send in progress. Call `done` once, before the caller of the send gets its result."""
-
-    def __init__(self, hooks: Hooks, context: SendContext | None) -> None:
-        """Start to measure the cost; `context` is None if there are no hooks."""
-        self._hooks, self._context = hooks, context
-        self._begun_s = time.monotonic()
-
-    @property
-    def carried(self) -> Mapping[str, str]:
-        """The trace context that the messages shall carry."""
-        return {} if self._context is None else self._context.carried
-
-    def done(self, error: BaseException | None = None) -> None:
-        """Tell the hooks that the send succeeded, or its error."""
-        if self._context is not None:
-            failure = error if isinstance(error, Exception) else None
-            self._hooks.after_send(
-                replace(self._context, cost_ms=_since_ms(self._begun_s), error=failure)
-            )
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +58,7 @@ class ProducerHooks:
     """Builds the contexts of one producer and calls its hooks. Safe for many threads."""
 
     def __init__(self, hooks: Hooks, producer_group: str) -> None:
-        """`producer_group` is the stored name."""
+        """Take the stored name of the group."""
         self._hooks = hooks
         # Most producers have no hooks, and each message asks.
         self._are_any = next(iter(hooks), None) is not None
@@ -84,7 +67,7 @@ class ProducerHooks:
         self._group, self._namespace = unwrapped(producer_group), namespace_of(producer_group)
 
     def __bool__(self) -> bool:
-        """Whether a hook wants to hear anything now."""
+        """Tell whether a hook wants to hear anything now."""
         return self._are_any and bool(self._hooks)
 
     def begin_send(
@@ -114,22 +97,6 @@ class ProducerHooks:
         carried = self._hooks.before_send(context)
         return Sending(self._hooks, replace(context, carried=carried) if carried else context)
 
-    @contextmanager
-    def sending(
-        self, transaction_id: str, messages: Sequence[Message], dataframe_topics: Sequence[str] = ()
-    ) -> Iterator[Sending]:
-        """Call the hooks before and after one commit of halves.
-
-        Raises: SendForbiddenError before the block runs.
-        """
-        sending = self.begin_send({transaction_id: messages}, dataframe_topics=dataframe_topics)
-        try:
-            yield sending
-        except BaseException as error:
-            sending.done(error)
-            raise
-        sending.done()
-
     def local_transaction(self, transaction_id: str, message: Message) -> RunningOperations:
         """Begin the local transaction of one message."""
         return self._hooks.operation(
@@ -151,8 +118,16 @@ class ProducerHooks:
         begun_s: float | None = None,
     ) -> None:
         """Tell the hooks of an end that was asked for; `resolution` is None if it is not known."""
-        if not self._hooks:
-            return
+        if self._hooks:
+            _tell(partial(self._tell_end, end, resolution, error, begun_s))
+
+    def _tell_end(
+        self,
+        end: AskedEnd,
+        resolution: Resolution | None,
+        error: BaseException | None,
+        begun_s: float | None,
+    ) -> None:
         self._hooks.ended(
             EndContext(
                 producer_group=self._group,
@@ -168,6 +143,49 @@ class ProducerHooks:
                 error=error if isinstance(error, Exception) else None,
             )
         )
+
+
+class Sending:
+    """A send in progress. Its block ends, or `done` is called, before its caller has the result."""
+
+    def __init__(self, hooks: Hooks, context: SendContext | None) -> None:
+        """Start to measure the cost; `context` is None if there are no hooks."""
+        self._hooks, self._context = hooks, context
+        self._begun_s = time.monotonic()
+
+    @property
+    def carried(self) -> Mapping[str, str]:
+        """The trace context that the messages shall carry."""
+        return {} if self._context is None else self._context.carried
+
+    def __enter__(self) -> Self:
+        """Return the send; the end of the block tells the hooks."""
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Tell the hooks that the send succeeded, or the error that it ends with."""
+        self.done(error)
+
+    def done(self, error: BaseException | None = None) -> None:
+        """Tell the hooks that the send succeeded, or its error."""
+        if self._context is not None:
+            _tell(partial(self._tell_end, self._context, error))
+
+    def _tell_end(self, begun: SendContext, error: BaseException | None) -> None:
+        failure = error if isinstance(error, Exception) else None
+        self._hooks.after_send(replace(begun, cost_ms=_since_ms(self._begun_s), error=failure))
+
+
+def _tell(tell: Callable[[], None]) -> None:
+    """Tell hooks; whatever they raise, the caller gets the answer of what they watch.
+
+    An exit of the process goes on in the main thread, as `Hooks` does it.
+    """
+    try:
+        tell()
+    except BaseException as error:
+        raise_exit(error)
+        logger.exception("a hook of a producer broke")
 
 
 def _since_ms(begun_s: float) -> float:

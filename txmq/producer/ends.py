@@ -35,7 +35,7 @@ class AskedEnds(NamedTuple):
 
 
 def asked_ends(sends: Sequence[PlannedSend], kinds: Sequence[ClaimKind]) -> AskedEnds:
-    """The ends of sends whose only end this is, each of its kind."""
+    """Return the ends of sends that have no other end, each of its kind."""
     sinces = [send.since for send in sends if send.since is not None]
     since = min(sinces) if len(sinces) == len(sends) and sends else None
     ids = [send.transaction_id for send in sends]
@@ -43,7 +43,7 @@ def asked_ends(sends: Sequence[PlannedSend], kinds: Sequence[ClaimKind]) -> Aske
 
 
 def trusted_s(reserved_h: float) -> float:
-    """The age below which retention cannot have removed a claim about a transaction."""
+    """Return the age below which retention cannot have removed a claim about a transaction."""
     return reserved_h * 3600 / 3
 
 
@@ -69,7 +69,7 @@ class EndCommits:
         return self._passing.followed
 
     def commit(self, ends: Ends, *, operator_reason: str | None = None) -> list[Resolution]:
-        """As `commit_all` for the ends of one caller."""
+        """Claim the ends of one caller, as `commit_all` does."""
         return self.commit_all([AskedEnds(ends)], operator_reason=operator_reason)
 
     def commit_all(
@@ -91,14 +91,14 @@ class EndCommits:
         Raises: as ClaimWriter.append_table; StorageError also where the claims are written but the
             look after them failed.
         """
-        ends = [end for of_caller in asked for end in of_caller.ends]
+        ends = [end for caller in asked for end in caller.ends]
         rows = end_table(
             ends, producer_group=self._group, now_ms=self._clock.now_ms(),
             source=ClaimSource.OPERATOR if operator_reason else ClaimSource.PRODUCER,
             reason=operator_reason,
         )  # fmt: skip
         reached(FailPoint.END_READY)
-        is_own = all(of_caller.since is not None for of_caller in asked)
+        is_own = all(caller.since is not None for caller in asked)
         self._claims.append_table(rows, OWN_ENDS if is_own else "")
         reached(FailPoint.END_COMMITTED)
         resolutions = self.reader.ends_after_claims(ends, self._doubtful(asked))
@@ -106,11 +106,9 @@ class EndCommits:
         return resolutions
 
     def _claimed(self, asked: Sequence[AskedEnds]) -> list[str]:
-        """The transactions that somebody else may have claimed before the commit just made."""
+        """Return the transactions that others may have claimed before the commit just made."""
         passing = self._passing
-        passing.note(
-            [end[0] for of_caller in asked if of_caller.since is None for end in of_caller.ends]
-        )
+        passing.note([end[0] for caller in asked if caller.since is None for end in caller.ends])
         is_followed = passing.followed == self._claims.last_version()
         return [
             transaction_id
@@ -119,9 +117,10 @@ class EndCommits:
         ]
 
     def _doubtful(self, asked: Sequence[AskedEnds]) -> list[str]:
+        """Return the transactions whose claims in the op log alone prove nothing."""
         claimed = self._claimed(asked)
         contested = self.reader.contested(claimed)
         # After the claims were read, so that those of the others were all there.
         forgotten = self._forgotten.among(claimed)
-        named = [end[0] for of_caller in asked if of_caller.is_doubtful for end in of_caller.ends]
-        return [*contested, *forgotten, *named]
+        doubtful = [end[0] for caller in asked if caller.is_doubtful for end in caller.ends]
+        return [*contested, *forgotten, *doubtful]

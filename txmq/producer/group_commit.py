@@ -12,123 +12,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from txmq.delta.failures import fork_problem, process_id
 from txmq.errors import ClosedError
 
-# --- answers:
+logger = logging.getLogger(__name__)
 
 # So many of the threads whose answer is there are on their way at once. Of 512 threads fewer would
 # make small commits, more would stand in each other's way.
 AWAKE_AT_ONCE = 32
-Answer = TypeVar("Answer")
-Answer_contra = TypeVar("Answer_contra", contravariant=True)
-
-
-class Answered(Protocol[Answer_contra]):
-    """Takes the answer to one item."""
-
-    def done(self) -> bool:
-        """Whether there is an answer or an error."""
-        ...
-
-    def set_result(self, answer: Answer_contra) -> None:
-        """Give the answer; this or `set_exception` is called once, and must not raise."""
-        ...
-
-    def set_exception(self, error: BaseException) -> None:
-        """Give the error."""
-        ...
-
-
-class Awaited(Generic[Answer]):
-    """The answer that one thread waits for.
-
-    A Future wakes its thread twice, for it holds its lock meanwhile; with hundreds of threads that
-    is most of their time.
-    """
-
-    __slots__ = ("_answer", "_error", "_is_answered", "_pending", "_woken")
-
-    def __init__(self) -> None:
-        """There is no answer yet."""
-        self._pending = threading.Lock()
-        self._pending.acquire()
-        self._answer: Any = None
-        self._error: BaseException | None = None
-        self._is_answered = False
-        self._woken: Woken | None = None
-
-    def done(self) -> bool:
-        """Whether there is an answer or an error."""
-        return self._is_answered
-
-    def set_result(self, answer: Answer) -> None:
-        """Give the answer; call this or `set_exception` once."""
-        self._answer, self._is_answered = answer, True
-        self._pending.release()
-
-    def set_result_in_turn(self, answer: Answer, woken: Woken) -> None:
-        """As `set_result`; `woken` wakes its thread."""
-        self._answer, self._woken, self._is_answered = answer, woken, True
-        woken.add(self._pending)
-
-    def set_exception(self, error: BaseException) -> None:
-        """Give the error."""
-        self._error, self._is_answered = error, True
-        self._pending.release()
-
-    def wake(self) -> None:
-        """Let its thread go on, or the next call of `result`; it may have been woken already."""
-        try:
-            self._pending.release()
-        except RuntimeError:
-            return
-
-    def result(self, timeout_s: float = -1) -> Answer:
-        """Wait for the answer, for ever or up to a time. Raises: the error; TimeoutError."""
-        if not self._pending.acquire(timeout=timeout_s):
-            raise TimeoutError
-        self.wake()
-        if self._woken is not None:
-            self._woken.wake(1)
-        if self._error is not None:
-            raise self._error
-        answer: Answer = self._answer
-        return answer
-
-
-class Woken:
-    """Threads whose answers are there; each that wakes wakes the next one. Safe for many threads.
-
-    Hundreds that are woken at once stand before the interpreter's lock, and each wakes every 5 ms
-    to ask for it. A thread that gave up waiting wakes nobody: `wake_all` is for those behind it.
-    """
-
-    def __init__(self) -> None:
-        """Nobody waits."""
-        self._asleep: deque[threading.Lock] = deque()
-
-    def __bool__(self) -> bool:
-        """Whether some are not woken yet."""
-        return bool(self._asleep)
-
-    def add(self, pending: threading.Lock) -> None:
-        """A thread that waits for this lock."""
-        self._asleep.append(pending)
-
-    def wake(self, count: int) -> None:
-        """Wake so many, or those that there are."""
-        for _ in range(count):
-            try:
-                pending = self._asleep.popleft()
-            except IndexError:
-                return
-            pending.release()
-
-    def wake_all(self) -> None:
-        """Wake all that are left."""
-        self.wake(len(self._asleep))
-
-
-# --- group_commit:
-
 DEFAULT_MAX_WAITING = 100_000
 # In a pause of this length somebody calls, while callers come one after the other.
 ARRIVAL_PAUSE_S = 0.0005
@@ -137,8 +25,8 @@ WAKE_ALL_S = 0.01
 # Of items whose size nobody bounds, such as ends.
 UNBOUNDED_BYTES = 1 << 62
 Item = TypeVar("Item")
-
-logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+Answer_contra = TypeVar("Answer_contra", contravariant=True)
 
 
 class Size(NamedTuple):
@@ -204,22 +92,16 @@ class GroupCommitter(Generic[Item, Answer]):
         self._woken = Woken()
         self._pid = process_id()
 
-    def submit(self, item: Item, size: Size) -> Awaited[Answer]:
-        """Queue an item for the next commit. Raises: ClosedError."""
-        awaited: Awaited[Answer] = Awaited()
-        self._enter(((item, *size, awaited),))
-        return awaited
-
     def submit_to(self, answered: Answered[Answer], item: Item, size: Size) -> None:
         """Queue an item; the committing thread sets its answer or error. Raises: ClosedError."""
-        self._enter(((item, *size, answered),))
+        self._enter((item, *size, answered))
 
     def put(self, item: Item, size: Size) -> None:
         """Queue an item whose answer `commit` delivers itself. Raises: ClosedError."""
-        self._enter(((item, *size, None),))
+        self._enter((item, *size, None))
 
-    def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
-        """Queue entries; take the lock only if a thread has to be woken or to wait.
+    def _enter(self, entry: _Entry[Item, Answer]) -> None:
+        """Queue an entry; take the lock only if a thread has to be woken or to wait.
 
         Threads that queue for the lock would sleep at every call.
         """
@@ -229,9 +111,9 @@ class GroupCommitter(Generic[Item, Answer]):
             self._wait_for_room()
         if self._closed:
             self.check_usable()
-        self._waiting.extend(entries)
+        self._waiting.append(entry)
         if self._is_idle or self._closed or len(self._waiting) >= self._max_waiting:
-            self._wake(entries)
+            self._wake(entry)
 
     @property
     def is_own_thread(self) -> bool:
@@ -246,24 +128,20 @@ class GroupCommitter(Generic[Item, Answer]):
             while len(self._waiting) >= self._max_waiting and not self._closed:
                 self._has_room.wait()
 
-    def _wake(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
+    def _wake(self, entry: _Entry[Item, Answer]) -> None:
         with self._lock:
             try:
-                if self._has_ended and entries[0] in self._waiting:
+                if self._has_ended and entry in self._waiting:
                     self.check_usable()
                 self._start()
             except BaseException:
-                # No thread will take these entries; it took all earlier ones.
-                self._take_back(entries)
+                # No thread will take this entry; it took all earlier ones.
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
                 raise
             if len(self._waiting) >= self._max_waiting:
                 self._is_urgent.set()
             self._has_rows.notify()
-
-    def _take_back(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
-        for entry in entries:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
 
     def close(self) -> None:
         """Commit the queued items, then end the thread; in a forked process do nothing."""
@@ -354,7 +232,7 @@ class GroupCommitter(Generic[Item, Answer]):
                 awaited.wake()
 
     def _takes_group(self) -> bool:
-        """Wait for items, and take those of the next commit; False after `close`."""
+        """Wait for items and take those of the next commit. Return False after `close`."""
         self._sleep()
         if self._linger_s:
             # During this wait callers do not have to wake the thread.
@@ -408,6 +286,112 @@ class GroupCommitter(Generic[Item, Answer]):
                 if not self._has_rows.wait(WAKE_ALL_S if self._woken else None):
                     self._woken.wake_all()
             self._is_idle = False
+
+
+class Answered(Protocol[Answer_contra]):
+    """Takes the answer to one item."""
+
+    def done(self) -> bool:
+        """Tell whether there is an answer or an error."""
+        ...
+
+    def set_result(self, answer: Answer_contra) -> None:
+        """Take the answer; this or `set_exception` is called once, and must not raise."""
+        ...
+
+    def set_exception(self, error: BaseException) -> None:
+        """Give the error."""
+        ...
+
+
+class Awaited(Generic[Answer]):
+    """The answer that one thread waits for.
+
+    A Future wakes its thread twice, for it holds its lock meanwhile; with hundreds of threads that
+    is most of their time.
+    """
+
+    __slots__ = ("_answer", "_error", "_is_answered", "_pending", "_woken")
+
+    def __init__(self) -> None:
+        """Begin without an answer."""
+        self._pending = threading.Lock()
+        self._pending.acquire()
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._is_answered = False
+        self._woken: Woken | None = None
+
+    def done(self) -> bool:
+        """Tell whether there is an answer or an error."""
+        return self._is_answered
+
+    def set_result(self, answer: Answer) -> None:
+        """Give the answer; call this or `set_exception` once."""
+        self._answer, self._is_answered = answer, True
+        self._pending.release()
+
+    def set_result_in_turn(self, answer: Answer, woken: Woken) -> None:
+        """Give the answer; `woken` wakes its thread."""
+        self._answer, self._woken, self._is_answered = answer, woken, True
+        woken.add(self._pending)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Give the error."""
+        self._error, self._is_answered = error, True
+        self._pending.release()
+
+    def wake(self) -> None:
+        """Let its thread go on, or the next call of `result`; it may have been woken already."""
+        try:
+            self._pending.release()
+        except RuntimeError:
+            return
+
+    def result(self, timeout_s: float = -1) -> Answer:
+        """Wait for the answer, for ever or up to a time. Raises: the error; TimeoutError."""
+        if not self._pending.acquire(timeout=timeout_s):
+            raise TimeoutError
+        self.wake()
+        if self._woken is not None:
+            self._woken.wake(1)
+        if self._error is not None:
+            raise self._error
+        answer: Answer = self._answer
+        return answer
+
+
+class Woken:
+    """Threads whose answers are there; each that wakes wakes the next one. Safe for many threads.
+
+    Hundreds that are woken at once stand before the interpreter's lock, and each wakes every 5 ms
+    to ask for it. A thread that gave up waiting wakes nobody: `wake_all` is for those behind it.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nobody who waits."""
+        self._asleep: deque[threading.Lock] = deque()
+
+    def __bool__(self) -> bool:
+        """Tell whether some are not woken yet."""
+        return bool(self._asleep)
+
+    def add(self, pending: threading.Lock) -> None:
+        """Add a thread that waits for this lock."""
+        self._asleep.append(pending)
+
+    def wake(self, count: int) -> None:
+        """Wake so many, or those that there are."""
+        for _ in range(count):
+            try:
+                pending = self._asleep.popleft()
+            except IndexError:
+                return
+            pending.release()
+
+    def wake_all(self) -> None:
+        """Wake all that are left."""
+        self.wake(len(self._asleep))
 
 
 # An item, its rows and bytes, and who takes its answer.

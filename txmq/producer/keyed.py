@@ -46,7 +46,7 @@ from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.lifecycle import TransactionState
 from txmq.message.trace_context import TRACEPARENT, TRACESTATE
 from txmq.producer.body_check import BodyWatch, FrameTopic, Refused
-from txmq.producer.group_commit import GroupCommitter, Size
+from txmq.producer.group_commit import Answered, GroupCommitter, Size
 from txmq.producer.once import ScopedHalves, attempts_that_count
 from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfLog, HalfTransaction, half_table
 from txmq.store.known import Forgotten, may_be_forgotten
@@ -54,9 +54,6 @@ from txmq.store.logs import EndReader
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
-
-
-# --- same_messages:
 
 # A queue and a birth time follow from the try, and not from the work.
 COMPARED = (
@@ -69,157 +66,6 @@ _READ = ("transaction_id", "sequence", *COMPARED)
 _SHOWN = 5
 _BATCH_ROWS, _BATCH_BYTES = 1024, 8 * 1024 * 1024
 _DIGESTS = 1 << 256
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Many rows in any order, as their number and the sum of their digests.
-
-    Of rows among which some were erased only the number can be compared.
-    """
-
-    count: int = 0
-    digest: int = 0
-    has_erased: bool = False
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self.count += 1
-        self.has_erased = self.has_erased or is_erased(row["properties"])
-        digest = hashlib.sha256(b"".join(_digests(row).values())).digest()
-        self.digest = (self.digest + int.from_bytes(digest, "big")) % _DIGESTS
-
-
-@dataclass(slots=True)
-class Messages:
-    """What a try sends: single messages by their place, DataFrames by their place.
-
-    Bodies are kept as digests, so memory does not grow with them.
-    """
-
-    first_sequence: int
-    codec: BodyCodec | None = None
-    single: dict[int, dict[str, bytes]] = field(default_factory=dict)
-    frames: dict[int, _Rows] = field(default_factory=dict)
-
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows of the half log; heads without a message are left out."""
-        for stored in rows:
-            if stored["real_topic"] is None:
-                continue
-            row = _as_sent(stored, self.codec)
-            beyond = row["sequence"] - self.first_sequence
-            if beyond < 0:
-                self.single[row["sequence"]] = _digests(row)
-            else:
-                place = beyond // SEQUENCES_PER_DATAFRAME
-                self.frames.setdefault(place, _Rows()).add(row)
-
-    def differences(self, sent: Messages) -> list[str]:
-        """In what the stored messages (this) differ from those that are `sent`; at most a few."""
-        problems = [*self._of_single(sent), *self._of_frames(sent)]
-        more = len(problems) - _SHOWN
-        return [*problems[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]
-
-    def _of_single(self, sent: Messages) -> Iterator[str]:
-        if len(self.single) != len(sent.single):
-            yield f"{len(self.single):,} single messages there, {len(sent.single):,} here"
-        for place in sorted(self.single.keys() & sent.single.keys()):
-            stored, other = self.single[place], sent.single[place]
-            # An erased message stays what the earlier try sent, and does not come back.
-            compared = [name for name in COMPARED if name in stored]
-            names = [_shown(name) for name in compared if stored[name] != other.get(name)]
-            if names:
-                yield f"message {place}: {', '.join(names)}"
-
-    def _of_frames(self, sent: Messages) -> Iterator[str]:
-        for place in sorted(self.frames.keys() | sent.frames.keys()):
-            stored, other = self.frames.get(place, _Rows()), sent.frames.get(place, _Rows())
-            if stored.count != other.count:
-                yield f"DataFrame {place}: {stored.count:,} rows there, {other.count:,} here"
-            elif not stored.has_erased and stored != other:
-                yield f"DataFrame {place}: values of its rows"
-
-
-def stored_messages(
-    half: HalfLog, transaction_id: str, first_sequence: int, codec: BodyCodec | None = None
-) -> Messages:
-    """The messages of a transaction in the half log, read a part at a time."""
-    messages = Messages(first_sequence, codec)
-    seen: set[int] = set()
-    for file in half.table.files_holding("transaction_id", pa.array([transaction_id])):
-        for batch in _batches(half, file):
-            rows = batch.filter(pc.equal(batch["transaction_id"], transaction_id)).to_pylist()
-            # A retried append may have written a row twice.
-            once = [row for row in rows if row["sequence"] not in seen]
-            seen.update(row["sequence"] for row in once if row["sequence"] < first_sequence)
-            messages.add(once)
-    return messages
-
-
-def new_messages(
-    half: HalfLog,
-    single: pa.Table,
-    files: Sequence[NewFile],
-    first_sequence: int,
-    codec: BodyCodec | None = None,
-) -> Messages:
-    """The messages of a try: its rows, and the files that Spark wrote for its DataFrames."""
-    messages = Messages(first_sequence, codec)
-    for batch in single.select(list(_READ)).to_batches(_BATCH_ROWS):
-        messages.add(batch.to_pylist())
-    for file in files:
-        for batch in _batches(half, DataFile(file.path, file.num_records, file.size_bytes, {})):
-            messages.add(batch.to_pylist())
-    return messages
-
-
-def _batches(half: HalfLog, file: DataFile) -> Iterator[pa.RecordBatch]:
-    rows = _BATCH_BYTES * file.num_records // max(file.size_bytes, 1)
-    return half.table.batches(file, _READ, min(max(rows, 1), _BATCH_ROWS))
-
-
-def _as_sent(row: Mapping[str, Any], codec: BodyCodec | None) -> Mapping[str, Any]:
-    """A stored row with the body that was sent: another key may have encoded it since.
-
-    A body that cannot be decoded any more is compared as one that was erased.
-    """
-    pairs = row["properties"] or ()
-    if codec is None or BODY_KEY_ID not in dict(pairs):
-        return row
-    address = {
-        "topic": row["real_topic"], "message_id": message_id(row["transaction_id"], row["sequence"])
-    }  # fmt: skip
-    others = [pair for pair in pairs if pair[0] not in BODY_MARKS]
-    try:
-        return {**row, "body": decoded({**row, **address}, codec), "properties": others}
-    except BodyCodecError:
-        return {**row, "properties": [(ERASED, "true")]}
-
-
-def _digests(row: Mapping[str, Any]) -> dict[str, bytes]:
-    names = _LEFT if is_erased(row["properties"]) else COMPARED
-    return {name: hashlib.sha256(_plain(row[name])).digest() for name in names}
-
-
-def _plain(value: Any) -> bytes:
-    """A value as bytes; null and no properties are the same, and each try has its own trace."""
-    if isinstance(value, list):
-        value = [pair for pair in value if pair[0] not in (TRACEPARENT, TRACESTATE)]
-    if value is None or value == []:
-        return b"-"
-    if isinstance(value, bytes):
-        return b"b" + value
-    if isinstance(value, list):
-        return b"m" + repr(sorted(value)).encode()
-    return b"t" + str(value).encode()
-
-
-def _shown(name: str) -> str:
-    return "topic" if name == "real_topic" else name
-
-
-# --- keyed:
-
 _TOO_OLD = (
     "is of a day that retention has taken: its transaction may be done and forgotten; "
     "give the time of newer work"
@@ -278,25 +124,24 @@ class KeyedHalves:
         self._committer.close()
 
     def attempt_of(self, key: IdempotencyKey) -> KeyedAttempt:
-        """The first attempt that was not rolled back or expired; 0 commits."""
+        """Return the first attempt that was not rolled back or expired; 0 commits."""
         ids, reader = _KeyIds(self._group), EndReader(self._store.tables.logs())
         (attempt,) = attempts_that_count([key], ids, reader.kept_ends_of)
         state = None if attempt.end is None else attempt.end.state
         return KeyedAttempt(attempt.transaction_id, key.key, state)
 
-    def append(self, tried: KeyedTry) -> bool:
-        """Append the halves unless an earlier try did: one commit, shared; whether this one did.
+    def append(self, tried: KeyedTry, answered: Answered[bool | TxmqError]) -> None:
+        """Queue the halves for a shared commit, unless an earlier try appended them.
 
-        Raises: InvalidMessageError where retention may have taken an earlier try,
-            InvalidBodyError, TopicChangedError, CommitConflictError, StorageError.
+        The answer says whether this try appended them, or is an InvalidMessageError where retention
+        may have taken an earlier try, an InvalidBodyError or a TopicChangedError.
+
+        Raises: ClosedError; the answer may be a CommitConflictError or a StorageError.
         """
-        answer = self._committer.submit(tried, tried.size).result()
-        if isinstance(answer, TxmqError):
-            raise answer
-        return answer
+        self._committer.submit_to(answered, tried, tried.size)
 
     def join(self, tried: KeyedTry) -> TransactionState:
-        """PENDING or COMMITTED, the state of the earlier try that this one joins; 0 commits.
+        """Join an earlier try. Return its state, PENDING or COMMITTED; 0 commits.
 
         Of a transaction whose messages retention has taken nothing can be compared.
 
@@ -341,6 +186,7 @@ class KeyedHalves:
     # --- in its thread ------------------------------------------------------------------------
 
     def _commit(self, tries: list[KeyedTry]) -> list[bool | TxmqError]:
+        """Commit tries, of several with one key the first. Return an answer for each (`append`)."""
         first: dict[str, KeyedTry] = {}
         for tried in tries:
             first.setdefault(tried.transaction_id, tried)
@@ -348,13 +194,13 @@ class KeyedHalves:
         halves = [tried.half for tried in first.values()]
         refused, retypings = self._watch.before(halves, frames)
         appended, too_old = self._appended([first[key] for key in first if key not in refused])
-        late = self._watch.after([tried.half for tried in appended], retypings, frames)
-        errors = {**refused, **too_old, **late}
-        mine = {id(tried) for tried in appended}
-        return [errors.get(tried.transaction_id) or id(tried) in mine for tried in tries]
+        changed = self._watch.after([tried.half for tried in appended], retypings, frames)
+        errors = {**refused, **too_old, **changed}
+        appended_ids = {id(tried) for tried in appended}
+        return [errors.get(tried.transaction_id) or id(tried) in appended_ids for tried in tries]
 
     def _appended(self, tries: Sequence[KeyedTry]) -> tuple[Sequence[KeyedTry], Refused]:
-        """Those that no earlier try has appended, once they are durable; and those too old for it.
+        """Append the tries that no earlier one has. Return them, and errors of those too old.
 
         What was appended before this looked is there or forgotten; later appends refuse this one.
         """
@@ -365,35 +211,39 @@ class KeyedHalves:
                 raise failure
             # After the halves were looked for: an earlier try that is not forgotten was there.
             too_old = self._too_old(missing)
-            new = [tried for tried in missing if tried.transaction_id not in too_old]
+            young = [tried for tried in missing if tried.transaction_id not in too_old]
             try:
-                self._append(new)
+                self._append(young)
             except CommitRefusedError:
                 # Somebody was first, perhaps with one of these: look again, then decide.
                 pause(attempt)
             except StorageError as error:
                 failure = error
             else:
-                return new, too_old
+                return young, too_old
         raise CommitConflictError("half", f"other writers won {self._attempts} times; try again")
 
     def _too_old(self, tries: Sequence[KeyedTry]) -> Refused:
-        """Why those cannot be appended of which retention may have taken an earlier try."""
+        """Return the errors of tries whose earlier try retention may have taken."""
         forgotten = self._forgotten.among([tried.transaction_id for tried in tries])
         return {name: InvalidMessageError("key_timestamp", _TOO_OLD) for name in forgotten}
 
     def _missing(
         self, tries: Sequence[KeyedTry], failure: StorageError | None
     ) -> Sequence[KeyedTry]:
+        """Return the tries that have no halves in the newest half log.
+
+        Raises: StorageError, or UnknownCommitError after the `failure` of a commit.
+        """
         try:
             self._half.refresh()
-            there = self._half.log.halves_of([tried.transaction_id for tried in tries])
+            halves = self._half.log.halves_of([tried.transaction_id for tried in tries])
         except StorageError as error:
             if failure is None:
                 raise
             problem = "gave no answer to a commit and cannot be read; call again with the same key"
             raise UnknownCommitError("half", problem) from error
-        return [tried for tried in tries if tried.transaction_id not in there]
+        return [tried for tried in tries if tried.transaction_id not in halves]
 
     def _append(self, tries: Sequence[KeyedTry]) -> None:
         if not tries:
@@ -409,7 +259,7 @@ class KeyedHalves:
         reached(FailPoint.HALF_COMMITTED)
 
     def _scope(self, tried: KeyedTry) -> str:
-        """A sixteenth of the group's keys, so that other keys seldom take turns."""
+        """Name a sixteenth of the group's keys, so that other keys seldom take turns."""
         return f"producer/{self._group}/{tried.transaction_id[-1]}"
 
 
@@ -423,3 +273,153 @@ class _KeyIds(NamedTuple):
 
     def new(self, key: IdempotencyKey, attempt: int) -> str:
         return key.transaction_id(self.producer_group, attempt)
+
+
+# --- whether two tries send the same messages ---------------------------------------------------
+
+
+def stored_messages(
+    half: HalfLog, transaction_id: str, first_sequence: int, codec: BodyCodec | None = None
+) -> Messages:
+    """Read the messages of a transaction in the half log, a batch at a time."""
+    messages = Messages(first_sequence, codec)
+    sequences: set[int] = set()
+    for file in half.table.files_holding("transaction_id", pa.array([transaction_id])):
+        for batch in _batches(half, file):
+            rows = batch.filter(pc.equal(batch["transaction_id"], transaction_id)).to_pylist()
+            # A retried append may have written a row twice.
+            rows = [row for row in rows if row["sequence"] not in sequences]
+            sequences.update(row["sequence"] for row in rows if row["sequence"] < first_sequence)
+            messages.add(rows)
+    return messages
+
+
+def new_messages(
+    half: HalfLog,
+    single: pa.Table,
+    files: Sequence[NewFile],
+    first_sequence: int,
+    codec: BodyCodec | None = None,
+) -> Messages:
+    """Return the messages of a try: its rows, and the files that Spark wrote for it."""
+    messages = Messages(first_sequence, codec)
+    for batch in single.select(list(_READ)).to_batches(_BATCH_ROWS):
+        messages.add(batch.to_pylist())
+    for file in files:
+        for batch in _batches(half, DataFile(file.path, file.num_records, file.size_bytes, {})):
+            messages.add(batch.to_pylist())
+    return messages
+
+
+@dataclass(slots=True)
+class Messages:
+    """What a try sends: single messages by their place, DataFrames by their place.
+
+    Bodies are kept as digests, so memory does not grow with them.
+    """
+
+    first_sequence: int
+    codec: BodyCodec | None = None
+    single: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    frames: dict[int, _Rows] = field(default_factory=dict)
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows of the half log; heads without a message are left out."""
+        for stored in rows:
+            if stored["real_topic"] is None:
+                continue
+            row = _as_sent(stored, self.codec)
+            offset = row["sequence"] - self.first_sequence
+            if offset < 0:
+                self.single[row["sequence"]] = _digests(row)
+            else:
+                place = offset // SEQUENCES_PER_DATAFRAME
+                self.frames.setdefault(place, _Rows()).add(row)
+
+    def differences(self, sent: Messages) -> list[str]:
+        """Describe how these stored messages differ from those that are `sent`; name a few."""
+        problems = [*self._of_single(sent), *self._of_frames(sent)]
+        hidden = len(problems) - _SHOWN
+        return [*problems[:_SHOWN], *([f"and {hidden:,} more"] if hidden > 0 else [])]
+
+    def _of_single(self, sent: Messages) -> Iterator[str]:
+        if len(self.single) != len(sent.single):
+            yield f"{len(self.single):,} single messages there, {len(sent.single):,} here"
+        for place in sorted(self.single.keys() & sent.single.keys()):
+            stored, other = self.single[place], sent.single[place]
+            # An erased message stays what the earlier try sent, and does not come back.
+            compared = [name for name in COMPARED if name in stored]
+            names = [_shown(name) for name in compared if stored[name] != other.get(name)]
+            if names:
+                yield f"message {place}: {', '.join(names)}"
+
+    def _of_frames(self, sent: Messages) -> Iterator[str]:
+        for place in sorted(self.frames.keys() | sent.frames.keys()):
+            stored, other = self.frames.get(place, _Rows()), sent.frames.get(place, _Rows())
+            if stored.count != other.count:
+                yield f"DataFrame {place}: {stored.count:,} rows there, {other.count:,} here"
+            elif not stored.has_erased and stored != other:
+                yield f"DataFrame {place}: values of its rows"
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Many rows in any order, as their number and the sum of their digests.
+
+    Of rows among which some were erased only the number can be compared.
+    """
+
+    count: int = 0
+    digest: int = 0
+    has_erased: bool = False
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.count += 1
+        self.has_erased = self.has_erased or is_erased(row["properties"])
+        digest = hashlib.sha256(b"".join(_digests(row).values())).digest()
+        self.digest = (self.digest + int.from_bytes(digest, "big")) % _DIGESTS
+
+
+def _batches(half: HalfLog, file: DataFile) -> Iterator[pa.RecordBatch]:
+    rows = _BATCH_BYTES * file.num_records // max(file.size_bytes, 1)
+    return half.table.batches(file, _READ, min(max(rows, 1), _BATCH_ROWS))
+
+
+def _as_sent(row: Mapping[str, Any], codec: BodyCodec | None) -> Mapping[str, Any]:
+    """Return a stored row with the body that was sent: another key may have encoded it since.
+
+    A body that cannot be decoded any more is compared as one that was erased.
+    """
+    pairs = row["properties"] or ()
+    if codec is None or BODY_KEY_ID not in dict(pairs):
+        return row
+    address = {
+        "topic": row["real_topic"], "message_id": message_id(row["transaction_id"], row["sequence"])
+    }  # fmt: skip
+    others = [pair for pair in pairs if pair[0] not in BODY_MARKS]
+    try:
+        return {**row, "body": decoded({**row, **address}, codec), "properties": others}
+    except BodyCodecError:
+        return {**row, "properties": [(ERASED, "true")]}
+
+
+def _digests(row: Mapping[str, Any]) -> dict[str, bytes]:
+    names = _LEFT if is_erased(row["properties"]) else COMPARED
+    return {name: hashlib.sha256(_plain(row[name])).digest() for name in names}
+
+
+def _plain(value: Any) -> bytes:
+    """Return a value as bytes. Null and no properties are the same; each try has its own trace."""
+    if isinstance(value, list):
+        value = [pair for pair in value if pair[0] not in (TRACEPARENT, TRACESTATE)]
+    if value is None or value == []:
+        return b"-"
+    if isinstance(value, bytes):
+        return b"b" + value
+    if isinstance(value, list):
+        return b"m" + repr(sorted(value)).encode()
+    return b"t" + str(value).encode()
+
+
+def _shown(name: str) -> str:
+    return "topic" if name == "real_topic" else name

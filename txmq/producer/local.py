@@ -1,4 +1,4 @@
-"""Calls `execute_local_transaction` of a producer's listener (R7)."""
+"""Runs local transactions of asynchronous sends in threads, and calls listeners for them (R7)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from txmq.message.names import unwrapped
 from txmq.producer.contexts import Sending
 from txmq.producer.routing import PlannedSend
 
-# --- local_transactions:
+logger = logging.getLogger(__name__)
 
 # Ends that a thread hands on together, and how long it gathers them: nobody waits for one that
 # takes long but those that were run before it.
 CHUNK, GATHER_S = 64, 0.01
 Execute = Callable[[str, Message, object], LocalTransactionState]
-
-logger = logging.getLogger(__name__)
 
 
 class Sent(NamedTuple):
@@ -74,17 +72,6 @@ class Executed(NamedTuple):
     def rows(self) -> int:
         """How many ends these are."""
         return len(self.sents) + sum([len(sent.others) for sent in self.sents])
-
-
-def _state_of(sent: Sent) -> LocalTransactionState:
-    """The answer of a local transaction; UNKNOWN also where it raised SystemExit or the like."""
-    if sent.execute is None:
-        return LocalTransactionState.COMMIT
-    try:
-        return sent.execute(sent.transaction_id, sent.message, sent.argument)
-    except BaseException:
-        logger.exception("transaction %s: its local transaction broke", sent.transaction_id)
-        return LocalTransactionState.UNKNOWN
 
 
 class LocalTransactions:
@@ -155,7 +142,7 @@ class LocalTransactions:
                     self._refuse(sent, error)
 
     def _gathered(self) -> Executed | None:
-        """What this thread has run; None once it is closed and nothing is left.
+        """Run local transactions. Return them, or None once it is closed and nothing is left.
 
         Each is taken right before it is run, so a slow one holds up none that waits.
         """
@@ -188,7 +175,15 @@ class LocalTransactions:
             return None
 
 
-# --- local_execution:
+def _state_of(sent: Sent) -> LocalTransactionState:
+    """Run a local transaction; return UNKNOWN also where it raised SystemExit or the like."""
+    if sent.execute is None:
+        return LocalTransactionState.COMMIT
+    try:
+        return sent.execute(sent.transaction_id, sent.message, sent.argument)
+    except BaseException:
+        logger.exception("transaction %s: its local transaction broke", sent.transaction_id)
+        return LocalTransactionState.UNKNOWN
 
 
 def local_state(
@@ -213,7 +208,7 @@ def local_state(
 def half_message(
     transaction_id: str, producer_group: str, message: Message, now_ms: int
 ) -> HalfMessage:
-    """The half of a transaction of one message, with the names as the user wrote them."""
+    """Return the half of a transaction of one message, with the names as the user wrote them."""
     return HalfMessage(
         transaction_id=transaction_id,
         message_id=message_id(transaction_id, 0),

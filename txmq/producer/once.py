@@ -30,70 +30,12 @@ if TYPE_CHECKING:
 
     from txmq.store.store import Store
 
-
-# --- attempts:
-
 TRIED_AGAIN_AFTER = frozenset([TransactionState.ROLLED_BACK, TransactionState.EXPIRED])
 # Of several ids of one attempt the one that readers see already, or may see yet.
 _PREFERRED = {TransactionState.COMMITTED: 0, TransactionState.PENDING: 1}
 _LAST = len(_PREFERRED)
-Key_contra = TypeVar("Key_contra", contravariant=True)
-
-
-class AttemptIds(Protocol[Key_contra]):
-    """The transaction ids of attempts; they follow from what is sent."""
-
-    def candidates(self, key: Key_contra, attempt: int) -> Sequence[str]:
-        """All ids under which somebody may have made this attempt."""
-
-    def new(self, key: Key_contra, attempt: int) -> str:
-        """The id under which this attempt is made now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """The attempt that counts, and where it stands; `end` is None where nobody has made it."""
-
-    transaction_id: str
-    end: Resolution | None
-
-
-def attempts_that_count(
-    keys: Sequence[Key_contra],
-    ids: AttemptIds[Key_contra],
-    ends_of: Callable[[Sequence[str]], Mapping[str, Resolution]],
-) -> list[Attempt]:
-    """For each key the first attempt that is not over, in the order of `keys`.
-
-    Args:
-        keys: what is sent.
-        ids: the ids of its attempts.
-        ends_of: where transactions stand, without those that nobody has made; called once for each
-            number of attempts, for all keys together.
-    """
-    attempts: dict[int, Attempt] = {}
-    for number in itertools.count():
-        waiting = {place: key for place, key in enumerate(keys) if place not in attempts}
-        if not waiting:
-            break
-        candidates = {place: ids.candidates(key, number) for place, key in waiting.items()}
-        ends = ends_of(list(itertools.chain.from_iterable(candidates.values())))
-        for place, key in waiting.items():
-            attempt = _made(candidates[place], ends) or Attempt(ids.new(key, number), None)
-            if attempt.end is None or attempt.end.state not in TRIED_AGAIN_AFTER:
-                attempts[place] = attempt
-    return [attempts[place] for place in range(len(keys))]
-
-
-def _made(candidates: Sequence[str], ends: Mapping[str, Resolution]) -> Attempt | None:
-    made = [name for name in candidates if name in ends]
-    made.sort(key=lambda name: _PREFERRED.get(ends[name].state, _LAST))
-    return Attempt(made[0], ends[made[0]]) if made else None
-
-
-# --- once:
-
 _MARK = "txmq-once/"
+Key_contra = TypeVar("Key_contra", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +83,7 @@ class OnceSender:
     def send(
         self, messages: Sequence[KeyedMessage], *, operator_reason: str | None = None
     ) -> list[str]:
-        """Make all of them durable and committed; their message ids, in the same order.
+        """Make all of them durable and committed. Return their message ids, in the same order.
 
         Those that an earlier try has sent are not sent again; one that it left without an end is
         ended. With `operator_reason` their ends are those of an operator.
@@ -167,13 +109,13 @@ class OnceSender:
     # --- looking ------------------------------------------------------------------------------
 
     def has_sent_any(self) -> bool:
-        """Whether anything of this scope was ever sent; 0 commits. Raises: StorageError."""
+        """Tell whether anything of this scope was ever sent; 0 commits. Raises: StorageError."""
         with self._lock:
             self._half.refresh()
             return self._half.has_any(self._scope)
 
     def are_sent(self, keys: Sequence[OnceKey]) -> list[bool]:
-        """Whether each of these was sent by some try, in the order of `keys`; 0 commits.
+        """Tell of each key whether some try has sent it, in the order of `keys`; 0 commits.
 
         One that has halves and no COMMIT is not sent. Costs one look for news where nothing of
         this scope was ever sent, else one read for all keys. Raises: StorageError.
@@ -187,7 +129,7 @@ class OnceSender:
         return [end is not None and end.state is TransactionState.COMMITTED for end in ends]
 
     def _plan(self, messages: Sequence[KeyedMessage]) -> _SendPlan:
-        """What of these is there, as the half log says that will be appended to."""
+        """Decide what is left to do, by the half log that will be appended to."""
         self._half.refresh()
         halves: dict[str, Halves] = {}
         attempts = attempts_that_count(messages, self._ids(), partial(self._ends_of, halves))
@@ -203,7 +145,7 @@ class OnceSender:
     def _ends_of(
         self, halves: dict[str, Halves], transaction_ids: Sequence[str]
     ) -> Mapping[str, Resolution]:
-        """Where those stand that have halves, which are noted in `halves`; most have none."""
+        """Note in `halves` those that have halves; return where they stand. Most have none."""
         halves_there = self._half.log.halves_of(transaction_ids)
         halves.update(halves_there)
         return self._ends.reader.ends_of(list(halves_there))
@@ -211,9 +153,9 @@ class OnceSender:
     # --- writing ------------------------------------------------------------------------------
 
     def _append(self, plan: _SendPlan) -> None:
-        """The new ones. Raises CommitRefusedError where another of this scope was faster."""
+        """Append the new ones. Raises: CommitRefusedError if another of this scope was faster."""
         if plan.new:
-            rows = half_table([self._half_of(*new) for new in plan.new.items()])
+            rows = half_table([self._half_of(key, message) for key, message in plan.new.items()])
             reached(FailPoint.HALF_READY)
             self._half.append(rows, [self._scope])
             reached(FailPoint.HALF_COMMITTED)
@@ -232,7 +174,7 @@ class OnceSender:
         return HalfTransaction(origin, [keyed.message], [keyed.queue_id], 1)
 
     def _committed(self, transaction_ids: Sequence[str], operator_reason: str | None) -> bool:
-        """End these in one commit; False where the check was first with one of them."""
+        """Commit these in one commit. Return False if the check was first with one of them."""
         if not transaction_ids:
             return True
         ends = [(transaction_id, ClaimKind.COMMIT) for transaction_id in transaction_ids]
@@ -256,7 +198,7 @@ class ScopedHalves:
         self.log.table.refresh()
 
     def has_any(self, scope: str) -> bool:
-        """Whether senders of a scope have ever appended, as far as `refresh` has seen."""
+        """Tell whether senders of a scope have ever appended, as far as `refresh` has seen."""
         return bool(self.log.table.mark(f"{_MARK}{scope}"))
 
     def append(self, rows: pa.Table, scopes: Iterable[str], files: Sequence[NewFile] = ()) -> None:
@@ -319,9 +261,63 @@ class _DerivedIds:
         return [self._id(key, attempt, time_ms) for time_ms in times_ms]
 
     def _begin_ms(self, step: int) -> int:
-        """The begin of the window of now, or of one before or after it."""
+        """Return the begin of the window of now, or of one before or after it."""
         at_ms = self.now_ms + step * self.window_ms
         return round(at_ms // self.window_ms * self.window_ms)
 
     def _id(self, keyed: OnceKey, attempt: int, time_ms: int) -> str:
         return keyed_transaction_id(self.scope, keyed.key, max(time_ms, 0), attempt)
+
+
+# --- attempts -----------------------------------------------------------------------------------
+
+
+class AttemptIds(Protocol[Key_contra]):
+    """The transaction ids of attempts; they follow from what is sent."""
+
+    def candidates(self, key: Key_contra, attempt: int) -> Sequence[str]:
+        """Return all ids under which somebody may have made this attempt."""
+
+    def new(self, key: Key_contra, attempt: int) -> str:
+        """Return the id under which this attempt is made now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The attempt that counts, and where it stands; `end` is None where nobody has made it."""
+
+    transaction_id: str
+    end: Resolution | None
+
+
+def attempts_that_count(
+    keys: Sequence[Key_contra],
+    ids: AttemptIds[Key_contra],
+    ends_of: Callable[[Sequence[str]], Mapping[str, Resolution]],
+) -> list[Attempt]:
+    """Return for each key the first attempt that is not over, in the order of `keys`.
+
+    Args:
+        keys: what is sent.
+        ids: the ids of its attempts.
+        ends_of: where transactions stand, without those that nobody has made; called once for each
+            number of attempts, for all keys together.
+    """
+    attempts: dict[int, Attempt] = {}
+    for number in itertools.count():
+        waiting = {place: key for place, key in enumerate(keys) if place not in attempts}
+        if not waiting:
+            break
+        candidates = {place: ids.candidates(key, number) for place, key in waiting.items()}
+        ends = ends_of(list(itertools.chain.from_iterable(candidates.values())))
+        for place, key in waiting.items():
+            attempt = _made(candidates[place], ends) or Attempt(ids.new(key, number), None)
+            if attempt.end is None or attempt.end.state not in TRIED_AGAIN_AFTER:
+                attempts[place] = attempt
+    return [attempts[place] for place in range(len(keys))]
+
+
+def _made(candidates: Sequence[str], ends: Mapping[str, Resolution]) -> Attempt | None:
+    ids = [name for name in candidates if name in ends]
+    ids.sort(key=lambda name: _PREFERRED.get(ends[name].state, _LAST))
+    return Attempt(ids[0], ends[ids[0]]) if ids else None

@@ -35,9 +35,8 @@ from txmq.producer.asynchronous import AsyncLimits, AsyncSends
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.local import Execute, half_message, local_state
-from txmq.producer.ordinary import OrdinaryMessages
+from txmq.producer.pipeline import SendRoom, StepFutures, waited
 from txmq.producer.routing import MessageRouter, SendResult, TransactionSendResult
-from txmq.producer.steps import StepFutures
 from txmq.producer.transaction import ProducerParts, Transaction
 from txmq.store.store import Store, check_store
 
@@ -111,9 +110,10 @@ class TransactionProducer:
             store, self.producer_group, self.clock, self._router, self._hooks
         )
         self._member: RemoteMember | None = None
-        self._ordinary = OrdinaryMessages(self._commits, self._router)
-        self._async = AsyncSends(self._commits, AsyncLimits.of(store.config))
-        self._parts = ProducerParts(self._commits, self._router, StepFutures(self._commits))
+        room = SendRoom(store.config.back_pressure_for_async_send_size_bytes)
+        self._async = AsyncSends(self._commits, AsyncLimits.of(store.config), room)
+        futures = StepFutures(room, self._commits.check_open)
+        self._parts = ProducerParts(self._commits, self._router, futures)
         self._execute: Execute | None = None
 
     # --- sending --------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class TransactionProducer:
         Example:
             >>> producer.send(Message("order-paid", b"42", keys="order-42")).message_id
         """
-        return self._ordinary.send(self._ordinary.planned(messages, queue_id, queue_selector))
+        return waited(self._commits.send(self._commits.planned(messages, queue_id, queue_selector)))
 
     def send_async(
         self,
@@ -185,7 +185,7 @@ class TransactionProducer:
             >>> futures = [producer.send_async(message) for message in messages]
             >>> results = [future.result() for future in futures]
         """
-        return self._async.send(self._ordinary.planned(messages, queue_id, queue_selector))
+        return self._async.send(self._commits.planned(messages, queue_id, queue_selector))
 
     def recall(self, message_id: str) -> None:
         """Take back a delayed message before it is due; any producer of its group may.
@@ -205,7 +205,7 @@ class TransactionProducer:
             StorageError: the claim may have landed; call again.
         """
         self._commits.check_open()
-        self._commits.recall(*message_address(message_id))
+        waited(self._commits.recall(*message_address(message_id)))
 
     def send_message_in_transaction_async(
         self, message: Message, argument: object = None
@@ -364,7 +364,7 @@ class TransactionProducer:
         if self._member is not None:
             self._member.stop()
         self._async.close()
-        self._parts.steps.close()
+        self._parts.futures.close()
         self._commits.close()
         self._hooks.flush()
 

@@ -36,19 +36,6 @@ class MessageStanding:
     delivery: DeliveryState | None
 
 
-def recall_problem(standing: MessageStanding) -> str | None:
-    """Why a message cannot be recalled; None if it can be, or is recalled already."""
-    if standing.state is not TransactionState.COMMITTED:
-        state = f"its transaction is not committed ({standing.state.value})"
-        return f"cannot be recalled: {state}; roll an open transaction back instead"
-    match standing.delivery:
-        case None:
-            return "cannot be recalled: it is not a delayed message of its transaction"
-        case DeliveryState.DELIVERED:
-            return "cannot be recalled: it was due and is delivered"
-    return None
-
-
 class RecallCheck:
     """Reads the state of a message, with table handles of its own. Not safe for several threads."""
 
@@ -57,7 +44,7 @@ class RecallCheck:
         self._store, self._logs = store, store.tables.logs()
 
     def is_recalled(self, transaction_id: str, sequence: int, producer_group: str) -> bool:
-        """Whether it is recalled already; false where it can be. 0 commits.
+        """Tell whether it is recalled already; False if it can be recalled. 0 commits.
 
         Raises: NotRecalledError if it cannot be recalled; else as `standing`.
         """
@@ -69,7 +56,7 @@ class RecallCheck:
         return standing.delivery is DeliveryState.RECALLED
 
     def standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
-        """The state of the message by all claims that are durable now; 0 commits.
+        """Read the state of the message by all claims that are durable now; 0 commits.
 
         Raises: TransactionNotFoundError, ProducerGroupMismatchError, StorageError.
         """
@@ -78,34 +65,32 @@ class RecallCheck:
 
     def _standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
         ids = pa.array([transaction_id], pa.string())
-        known = KnownReader(self._logs).of(transaction_id)
+        facts = KnownReader(self._logs).of(transaction_id)
         delayed = delayed_messages(self._logs.half, self._logs.schedule, ids)
         if delayed.num_rows:
             # A row of the schedule proves a COMMIT.
-            known = known_by_message(known, {"life": 0, **delayed.slice(0, 1).to_pylist()[0]})
-        group = known.producer_group
-        if known.state is None or group is None:
+            facts = known_by_message(facts, {"life": 0, **delayed.slice(0, 1).to_pylist()[0]})
+        group = facts.producer_group
+        if facts.state is None or group is None:
             raise no_transaction(self._store, transaction_id)
         if group != producer_group:
             raise ProducerGroupMismatchError(transaction_id, group, producer_group)
         ended = self._ended(ids)
         if sequence in ended:
-            return MessageStanding(known.state, ended[sequence])
-        state, committed = self._committed(ids, known.halves or Halves(group, None, 0))
+            return MessageStanding(facts.state, ended[sequence])
+        state, committed = self._committed(ids, facts.halves or Halves(group, None, 0))
         if committed is None or sequence not in delayed["sequence"].to_pylist():
             return MessageStanding(state, None)
         return MessageStanding(state, self._delivery(ids, committed, sequence))
 
     def _committed(self, ids: pa.Array, halves: Halves) -> tuple[TransactionState, Claim | None]:
-        """The state of the transaction, and the COMMIT that took effect."""
+        """Return the state of the transaction, and the COMMIT that took effect."""
         settled = self._logs.settled
-        facts = settled.facts_of(ids).to_pylist()
-        committed = [row for row in facts if row["state"] == TransactionState.COMMITTED.value]
-        if committed:
-            row = committed[0]
-            return TransactionState.COMMITTED, _commit(
-                halves.producer_group, row["op_version"], row["ordinal"]
-            )
+        for fact in settled.facts_of(ids).to_pylist():
+            if fact["state"] == TransactionState.COMMITTED.value:
+                group, version, ordinal = halves.producer_group, fact["op_version"], fact["ordinal"]
+                commit = Claim("", ClaimKind.COMMIT, group, version, ordinal)
+                return TransactionState.COMMITTED, commit
         before = settled.standings(ids).get(ids[0].as_py(), PENDING)
         standing, new_facts = fold(self._claims(ids), halves, Standing(before.state, before.life))
         commits = [fact.claim for fact in new_facts if fact.state is TransactionState.COMMITTED]
@@ -116,7 +101,7 @@ class RecallCheck:
         return states.get(sequence, DeliveryState.SCHEDULED)
 
     def _ended(self, ids: pa.Array) -> dict[int, DeliveryState]:
-        """The settled deliveries and recalls; they outlive the rows of the messages."""
+        """Read the settled deliveries and recalls; they outlive the rows of the messages."""
         return {
             sequence: DeliveryState(row["state"])
             for row in self._logs.settled.deliveries_of(ids).to_pylist()
@@ -124,11 +109,20 @@ class RecallCheck:
         }
 
     def _claims(self, ids: pa.Array) -> list[Claim]:
-        """The claims about the transaction that are not settled yet."""
+        """Return the claims about the transaction that are not settled yet."""
         transaction_id, op = ids[0].as_py(), self._logs.op
         claims = op.claims_between(self._logs.settled.mark, op.table.version, [transaction_id])
         return claims[transaction_id]
 
 
-def _commit(producer_group: str, op_version: int, ordinal: int) -> Claim:
-    return Claim("", ClaimKind.COMMIT, producer_group, op_version, ordinal)
+def recall_problem(standing: MessageStanding) -> str | None:
+    """Return why a message cannot be recalled; None if it can be, or is recalled already."""
+    if standing.state is not TransactionState.COMMITTED:
+        state = f"its transaction is not committed ({standing.state.value})"
+        return f"cannot be recalled: {state}; roll an open transaction back instead"
+    match standing.delivery:
+        case None:
+            return "cannot be recalled: it is not a delayed message of its transaction"
+        case DeliveryState.DELIVERED:
+            return "cannot be recalled: it was due and is delivered"
+    return None

@@ -7,15 +7,11 @@ it, and goes to a queue.
 from __future__ import annotations
 
 import itertools
-import logging
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures._base import FINISHED, PENDING
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.errors import (
     InvalidBodyError,
@@ -45,10 +41,7 @@ if TYPE_CHECKING:
     from txmq.store.half import HalfOrigin
     from txmq.store.store import Store
 
-
-# --- results:
-
-logger = logging.getLogger(__name__)
+QueueSelector = Callable[[Message, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,120 +78,6 @@ class TransactionSendResult:
     local_transaction_state: LocalTransactionState
 
 
-class SendFuture(Future[Any]):
-    """A future that cannot be cancelled, because its send is already queued for a commit.
-
-    Tens of thousands exist at a time, and most are done before anybody waits for them. Objects that
-    only a waiter needs (a condition, a lock, lists: ten objects) are made at their first use.
-    """
-
-    _state, _result, _exception = PENDING, None, None
-    _is_watched = False
-    _waiters: Any = ()
-    _done_callbacks: Any = ()
-    _condition: threading.Condition
-
-    def __init__(self) -> None:
-        """Do not call the parent's `__init__`, which makes all objects at once."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Make the condition at its first use; all methods of the parent read it first."""
-        if name != "_condition":
-            raise AttributeError(name)
-        self.__dict__.setdefault("_waiters", [])
-        self.__dict__.setdefault("_done_callbacks", [])
-        condition = self.__dict__.setdefault(name, threading.Condition())
-        # Before anybody has the condition: whoever sets the result afterwards takes it too.
-        self._is_watched = True
-        return condition
-
-    def set_result(self, result: Any) -> None:
-        """Set the result and wake the waiters.
-
-        A thread that reads the condition later sees the result; a thread that has it already is
-        woken. Therefore no lock is needed that all threads would share.
-        """
-        self._result = result
-        self._state = FINISHED
-        if not self._is_watched:
-            return
-        with self._condition:
-            for waiter in self._waiters:
-                waiter.add_result(self)
-            self._condition.notify_all()
-        self._invoke_callbacks()
-
-    def _invoke_callbacks(self) -> None:
-        """Call the callbacks; the parent's would let SystemExit end the committing thread."""
-        for callback in self._done_callbacks:
-            _called(callback, self)
-
-    def cancel(self) -> bool:
-        """Return False: a send cannot be cancelled."""
-        return False
-
-    def running(self) -> bool:
-        """Whether it is not done yet."""
-        return not self.done()
-
-    def done(self) -> bool:
-        """Whether it has a result or an exception."""
-        return self._state == FINISHED
-
-    def result(self, timeout: float | None = None) -> Any:
-        """The result, as of any future."""
-        if self._state == FINISHED and self._exception is None:
-            return self._result
-        return super().result(timeout)
-
-
-def _called(callback: Callable[[SendFuture], object], future: SendFuture) -> None:
-    try:
-        callback(future)
-    except BaseException:
-        # A callback that fails must not stop the other callbacks, nor the committing thread.
-        logger.exception("a callback of a send raised")
-
-
-# --- routing:
-
-QueueSelector = Callable[[Message, int], int]
-
-
-def _checked_message(message: object, config: Config, now_ms: int) -> Message:
-    if not isinstance(message, Message):
-        problem = f"must be a Message, not {type(message).__name__}"
-        raise InvalidMessageTypeError("message", problem)
-    message.check_sizes(
-        max_message_size_bytes=config.max_message_size_bytes,
-        max_properties_size_bytes=config.max_properties_size_bytes,
-    )
-    _check_immunity(message, config)
-    _check_delay(message, config, now_ms)
-    return message
-
-
-def _check_immunity(message: Message, config: Config) -> None:
-    if CHECK_IMMUNITY_TIME_IN_SECONDS not in message.properties:
-        return
-    reserved_s = config.file_reserved_time_h * 3600
-    if message.immunity_time_s(0.0) > reserved_s:
-        problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
-        raise InvalidPropertyError("property", f"{problem} ({reserved_s:,.0f} s)")
-
-
-def _check_delay(message: Message, config: Config, now_ms: int) -> None:
-    if not message.is_delayed:
-        return
-    max_s = config.timer_max_delay_s
-    limit = f"above timer_max_delay_s ({max_s:,.0f} s)"
-    if (message.delay_s or 0) > max_s:
-        raise InvalidDelayError("delay_s", f"is {message.delay_s:,}, {limit}")
-    due = message.deliver_timestamp
-    if due is not None and due > timestamp(now_ms) + timedelta(seconds=max_s):
-        raise InvalidDelayError("deliver_timestamp", f"is {due.isoformat()}, {limit} from now")
-
-
 class RoutedMessage(NamedTuple):
     """A message and the queue that its sender chose; None: by its sharding key, or in turn."""
 
@@ -233,16 +112,6 @@ class PlannedSend(NamedTuple):
         if len(self.routed) == 1:
             return self.routed[0].size_bytes
         return sum([routed.size_bytes for routed in self.routed])
-
-
-def send_result(sends: Sequence[PlannedSend]) -> SendResult:
-    """The addresses of messages that were sent without a local transaction."""
-    ids = [
-        message_id(send.transaction_id, sequence)
-        for send in sends
-        for sequence in range(len(send.routed))
-    ]
-    return SendResult(tuple(ids), tuple([send.transaction_id for send in sends]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +176,7 @@ class MessageRouter:
         queue_id: object = None,
         queue_selector: QueueSelector | None = None,
     ) -> RoutedMessage:
-        """The message as it is stored, and the queue that its sender chose; 0 commits.
+        """Return the message as it is stored, and the queue that its sender chose; 0 commits.
 
         Raises: InvalidMessageTypeError, MessageTooLargeError, PropertyLimitError,
             InvalidPropertyError, InvalidDelayError; TopicConflictError, TopicNotFoundError,
@@ -328,7 +197,7 @@ class MessageRouter:
         *,
         is_transactional: bool,
     ) -> list[RoutedMessage]:
-        """As `accept`, for several; all are checked before `queue_selector` is called."""
+        """Accept several as `accept` does. All are checked before `queue_selector` is called."""
         now_ms = self._clock.now_ms()
         checked = [_checked_message(message, self._store.config, now_ms) for message in messages]
         stored = [self._stored(message) for message in checked]
@@ -336,8 +205,32 @@ class MessageRouter:
             self._check_taken(message, is_transactional=is_transactional)
         return [self._routed(message, queue_id, queue_selector) for message in stored]
 
+    def accept_batch(
+        self, messages: object, queue_id: object = None, queue_selector: QueueSelector | None = None
+    ) -> Iterator[list[RoutedMessage]]:
+        """Accept ordinary messages to one topic, as transactions of at most the allowed size.
+
+        Raises: as `accept`; InvalidMessageTypeError, InvalidMessageError where these are no batch.
+        """
+        batch = _batch(messages)
+        return self._split(self.accept_all(batch, queue_id, queue_selector, is_transactional=False))
+
+    def _split(self, batch: Sequence[RoutedMessage]) -> Iterator[list[RoutedMessage]]:
+        """Split a batch, in its order, into transactions of at most the allowed size."""
+        limit = self._store.config.max_transaction_size_bytes
+        transaction: list[RoutedMessage] = []
+        size_bytes = 0
+        for routed in batch:
+            message_bytes = routed.size_bytes
+            if transaction and size_bytes + message_bytes > limit:
+                yield transaction
+                transaction, size_bytes = [], 0
+            transaction.append(routed)
+            size_bytes += message_bytes
+        yield transaction
+
     def accept_dataframe(self, dataframe: DataFrame, topic: str) -> DataFrameSend:
-        """A DataFrame whose rows are messages to a topic of this namespace; nothing is computed.
+        """Accept a DataFrame whose rows are messages to a topic here; compute nothing.
 
         Raises: InvalidNameError, SchemaMismatchError, TopicConflictError, TopicNotFoundError,
             TopicKindError, TopicReadOnlyError, StorageError.
@@ -399,7 +292,7 @@ class MessageRouter:
         return RoutedMessage(message, _checked_queue(queue_id, count), message.size_bytes)
 
     def encoding(self, send: PlannedSend) -> PlannedSend:
-        """The send with its messages as they are stored, in the caller's thread.
+        """Return the send with its messages as they are stored, in the caller's thread.
 
         Raises: as `encoded`.
         """
@@ -408,7 +301,7 @@ class MessageRouter:
         return send._replace(stored=self.encoded(send.messages, send.transaction_id))
 
     def encoded(self, messages: Sequence[Message], transaction_id: str) -> Sequence[Message]:
-        """The messages of a transaction with the bodies that are stored.
+        """Return the messages of a transaction with the bodies that are stored.
 
         Raises: BodyCodecError, MessageTooLargeError.
         """
@@ -423,7 +316,7 @@ class MessageRouter:
         return stored
 
     def send_limits(self, topic: str) -> SendLimits:
-        """What a row of a DataFrame for a topic may hold."""
+        """Return what a row of a DataFrame for a topic may hold."""
         config = self._store.config
         return SendLimits(
             config.max_message_size_bytes,
@@ -434,7 +327,11 @@ class MessageRouter:
         )
 
     def queues_of(self, routed: Sequence[RoutedMessage], *, in_turn: bool) -> list[int]:
-        """As chosen, else by sharding key, else in turn or by the place among these messages."""
+        """Return a queue for each message.
+
+        It is the chosen one; else the sharding key chooses; else messages take turns, or queues
+        follow from their places here.
+        """
         turns: Iterator[int] = self._turn if in_turn else itertools.count()
         if len(routed) == 1:
             return [self._queue_of(routed[0], turns)]
@@ -451,7 +348,7 @@ class MessageRouter:
         return zlib.crc32(key.encode()) % count
 
     def queue_count(self, topic: str) -> int:
-        """How many queues a topic has, or would have."""
+        """Return how many queues a topic has, or would have."""
         return self.catalog.queue_count(topic)
 
     def check_writable(self, topic: str) -> None:
@@ -459,7 +356,7 @@ class MessageRouter:
         self.catalog.check_writable(topic)
 
     def body_schema(self, topic: str) -> BodySchema | None:
-        """What the bodies of a topic must be; None if they may be any bytes."""
+        """Return the schema of the bodies of a topic; None if they may be any bytes."""
         return self.catalog.body_schema(topic)
 
     def check_topic(self, topic: str) -> None:
@@ -475,14 +372,58 @@ class MessageRouter:
     def _check_spelling(self, folded: str, topic: str) -> None:
         if folded not in self._spelled:
             self._spelled.update({name.lower(): name for name in self._store.topics()})
-        known = self._spelled.get(folded, topic)
-        if known != topic:
-            rule = f"the topic {known} differs only in case; use that name"
+        spelling = self._spelled.get(folded, topic)
+        if spelling != topic:
+            rule = f"the topic {spelling} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
 
 
+def send_result(sends: Sequence[PlannedSend]) -> SendResult:
+    """Return the addresses of messages that were sent without a local transaction."""
+    ids = [
+        message_id(send.transaction_id, sequence)
+        for send in sends
+        for sequence in range(len(send.routed))
+    ]
+    return SendResult(tuple(ids), tuple([send.transaction_id for send in sends]))
+
+
+def _checked_message(message: object, config: Config, now_ms: int) -> Message:
+    if not isinstance(message, Message):
+        problem = f"must be a Message, not {type(message).__name__}"
+        raise InvalidMessageTypeError("message", problem)
+    message.check_sizes(
+        max_message_size_bytes=config.max_message_size_bytes,
+        max_properties_size_bytes=config.max_properties_size_bytes,
+    )
+    _check_immunity(message, config)
+    _check_delay(message, config, now_ms)
+    return message
+
+
+def _check_immunity(message: Message, config: Config) -> None:
+    if CHECK_IMMUNITY_TIME_IN_SECONDS not in message.properties:
+        return
+    reserved_s = config.file_reserved_time_h * 3600
+    if message.immunity_time_s(0.0) > reserved_s:
+        problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
+        raise InvalidPropertyError("property", f"{problem} ({reserved_s:,.0f} s)")
+
+
+def _check_delay(message: Message, config: Config, now_ms: int) -> None:
+    if not message.is_delayed:
+        return
+    max_s = config.timer_max_delay_s
+    limit = f"above timer_max_delay_s ({max_s:,.0f} s)"
+    if (message.delay_s or 0) > max_s:
+        raise InvalidDelayError("delay_s", f"is {message.delay_s:,}, {limit}")
+    due = message.deliver_timestamp
+    if due is not None and due > timestamp(now_ms) + timedelta(seconds=max_s):
+        raise InvalidDelayError("deliver_timestamp", f"is {due.isoformat()}, {limit} from now")
+
+
 def _as_sent(message: Message) -> Message:
-    """With the name of its topic as its sender wrote it."""
+    """Return the message with the name of its topic as its sender wrote it."""
     return message.to_stored_topic(unwrapped(message.topic))
 
 
@@ -501,3 +442,20 @@ def _checked_queue(queue_id: object, count: int) -> int:
     if not 0 <= queue_id < count:
         raise InvalidQueueError("queue_id", f"must be from 0 to {count - 1}, not {shown(queue_id)}")
     return queue_id
+
+
+def _batch(messages: object) -> list[Message]:
+    """Return the messages as a list. All must go to one topic (R96)."""
+    if isinstance(messages, Message):
+        return [messages]
+    if isinstance(messages, str | bytes) or not hasattr(messages, "__iter__"):
+        problem = f"must be a Message or several of them, not {type(messages).__name__}"
+        raise InvalidMessageTypeError("messages", problem)
+    batch = list(messages)
+    if not batch:
+        raise InvalidMessageError("messages", "must hold at least one message")
+    topics = {message.topic for message in batch if isinstance(message, Message)}
+    if len(topics) > 1:
+        problem = "of a batch must go to one topic; for several use begin_transaction()"
+        raise InvalidMessageError("messages", problem)
+    return batch

@@ -25,8 +25,8 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.keyed import KeyedAttempt
-from txmq.producer.routing import MessageRouter, QueueSelector, RoutedMessage
-from txmq.producer.steps import StepFutures, done
+from txmq.producer.pipeline import StepFutures, Steps, done, waited
+from txmq.producer.routing import MessageRouter, PlannedSend, QueueSelector, RoutedMessage
 from txmq.user_data.database_marker import MARKER_TABLE
 from txmq.user_data.delta_marker import SqlStatement
 from txmq.user_data.local_transaction import LocalTransaction
@@ -36,14 +36,11 @@ if TYPE_CHECKING:
     from txmq.producer.routing import DataFrameSend
 
 
-# --- marked_transaction:
-
-
 class MarkedTransaction(ABC):
     """What a Transaction offers to its local transaction. Not safe for several threads."""
 
     def __init__(self, transaction_id: str, listener: object) -> None:
-        """Nothing is marked yet; `listener` is the producer's."""
+        """Mark nothing yet; `listener` is the producer's."""
         self.id = transaction_id
         self._local = LocalTransaction(transaction_id, listener)
 
@@ -52,7 +49,7 @@ class MarkedTransaction(ABC):
         """Raise NotPreparedError before `prepare()`."""
 
     def delta_options(self, table: str | None = None) -> dict[str, str]:
-        """The options that put this transaction's marker on one Spark write of a Delta table.
+        """Return options that put this transaction's marker on one Spark write of a Delta table.
 
         If the local transaction makes several writes, put them on the last one: it decides. If a
         listener has set a fence before, Spark skips the write without an error. Therefore
@@ -157,7 +154,7 @@ class MarkedTransaction(ABC):
             yield
 
     def is_local_transaction_done(self, table: str | None = None) -> bool:
-        """Whether the table holds a write with this transaction's marker; 0 commits.
+        """Tell whether the table holds a write with this transaction's marker; 0 commits.
 
         A retried job calls it first, to leave out a write that an earlier try has made.
 
@@ -173,15 +170,12 @@ class MarkedTransaction(ABC):
         return self._local.is_done(table)
 
 
-# --- transaction:
-
-
 class ProducerParts(NamedTuple):
     """What the transactions of one producer share."""
 
     commits: ProducerCommits
     router: MessageRouter
-    steps: StepFutures
+    futures: StepFutures
 
 
 class _Phase(enum.Enum):
@@ -227,7 +221,7 @@ class Transaction(MarkedTransaction):
         """Call `TransactionProducer.begin_transaction` instead."""
         super().__init__(transaction_id, listener)
         self._attempt = attempt
-        self._commits, self._router, self._steps = parts
+        self._commits, self._router, self._futures = parts
         self._messages: list[RoutedMessage] = []
         self._dataframes: list[DataFrameSend] = []
         self._size_bytes = 0
@@ -341,16 +335,10 @@ class Transaction(MarkedTransaction):
         """
         self._check_collecting()
         self._check_not_empty()
-        if self._attempt is not None:
-            self._join_or_append(self._attempt)
-        elif self._dataframes:
-            self._commits.prepare_dataframes(self.id, self._dataframes, self._messages)
-        else:
-            self._commits.prepare(self.id, self._messages)
-        self._prepared(None)
+        waited(self._preparing())
 
     def prepare_async(self) -> Future[None]:
-        """As `prepare`, without a thread that waits: the future is done when the halves stand.
+        """Prepare as `prepare` does, without waiting: the future is done when the halves stand.
 
         With an idempotency key or DataFrames a thread of the producer waits. With more than
         `back_pressure_for_async_send_size_bytes` on their way the caller waits; in an event loop
@@ -362,17 +350,34 @@ class Transaction(MarkedTransaction):
         """
         self._check_collecting()
         self._check_not_empty()
-        if self._attempt is not None or self._dataframes:
-            return self._steps.prepare_in_thread(self.prepare, self._size_bytes)
-        self._phase = _Phase.PREPARING
-        return self._steps.prepare(self.id, self._messages, self._prepared)
+        steps, self._phase = self._preparing(), _Phase.PREPARING
+        try:
+            if self._attempt is not None or self._dataframes:
+                return self._futures.in_thread(partial(waited, steps), self._size_bytes)
+            return self._futures.of(steps, self._size_bytes)
+        except BaseException:
+            # The steps may not have begun, and may be over.
+            if self._phase is _Phase.PREPARING:
+                self._phase = _Phase.COLLECTING
+            raise
 
-    def _prepared(self, error: BaseException | None) -> None:
-        self._phase = _Phase.PREPARED if error is None else _Phase.COLLECTING
-        self._prepared_s = time.monotonic()
+    def _preparing(self) -> Steps[None]:
+        """Append the halves, and change the phase before the caller hears of it."""
+        try:
+            if self._attempt is not None:
+                yield from self._join_or_append(self._attempt)
+            elif self._dataframes:
+                frames = self._dataframes
+                yield from self._commits.prepare_dataframes(self.id, frames, self._messages)
+            else:
+                yield from self._commits.prepare(PlannedSend(self.id, self._messages))
+        except BaseException:
+            self._phase = _Phase.COLLECTING
+            raise
+        self._phase, self._prepared_s = _Phase.PREPARED, time.monotonic()
 
-    def _join_or_append(self, attempt: KeyedAttempt) -> None:
-        state = self._commits.prepare_keyed(attempt, self._dataframes, self._messages)
+    def _join_or_append(self, attempt: KeyedAttempt) -> Steps[None]:
+        state = yield from self._commits.prepare_keyed(attempt, self._dataframes, self._messages)
         if state is TransactionState.COMMITTED:
             self._final_state = state
 
@@ -443,7 +448,10 @@ class Transaction(MarkedTransaction):
         self._phase = _Phase.ENDED
         if self._final_state is end_asked_for(kind):
             return
-        self._commits.end(self._asked_end(kind))
+        waited(self._ending(kind))
+
+    def _ending(self, kind: ClaimKind) -> Steps[None]:
+        yield from self._commits.end(self._asked_end(kind))
         self._final_state = end_asked_for(kind)
 
     def _asked_end(self, kind: ClaimKind) -> AskedEnd:
@@ -457,7 +465,7 @@ class Transaction(MarkedTransaction):
         return AskedEnd(self.id, state, messages, count, is_doubtful, self._is_old, since)
 
     def commit_async(self) -> Future[None]:
-        """As `commit`, without a thread that waits: the future is done when the COMMIT stands.
+        """Commit as `commit` does, without waiting: the future is done when the COMMIT stands.
 
         Marked writes to a database are looked up before this returns, in the caller's thread, as
         their connection may be of that thread; other markers by a thread of the producer.
@@ -472,17 +480,17 @@ class Transaction(MarkedTransaction):
         if self._local.has_database:
             self._local.confirm()
             return self.end_async(ClaimKind.COMMIT)
-        return self._steps.in_thread(self.commit)
+        return self._futures.in_thread(self.commit)
 
     def rollback_async(self) -> Future[None]:
-        """As `rollback`, without a thread that waits. Raises: ClosedError."""
+        """Roll back as `rollback` does, without waiting. Raises: ClosedError."""
         if self._phase in _UNPREPARED:
             self.rollback()
             return done()
         return self.end_async(ClaimKind.ROLLBACK)
 
     def end_async(self, kind: ClaimKind) -> Future[None]:
-        """As `end`, without a thread that waits.
+        """Claim an end as `end` does, without waiting.
 
         Callbacks of the future run in the committing thread; they must be short. It cannot be
         cancelled. Commits, retry and errors of the future: as `end`. Raises: NotPreparedError,
@@ -493,13 +501,9 @@ class Transaction(MarkedTransaction):
             self._phase = _Phase.ENDED
             return done()
         if self._is_old:
-            return self._steps.in_thread(partial(self.end, kind))
+            return self._futures.in_thread(partial(self.end, kind))
         self._phase = _Phase.ENDED
-        return self._steps.end(self._asked_end(kind), partial(self._ended, kind))
-
-    def _ended(self, kind: ClaimKind, error: BaseException | None) -> None:
-        if error is None:
-            self._final_state = end_asked_for(kind)
+        return self._futures.of(self._ending(kind))
 
     @property
     def _is_old(self) -> bool:
@@ -507,7 +511,7 @@ class Transaction(MarkedTransaction):
         return time.monotonic() - self._prepared_s >= self._commits.trusted_s
 
     def __enter__(self) -> Self:
-        """The block must call commit() or rollback()."""
+        """Return the transaction; the block must call commit() or rollback()."""
         return self
 
     def __exit__(
@@ -536,7 +540,7 @@ class Transaction(MarkedTransaction):
             raise AlreadyPreparedError(self.id)
 
     def _checked_size_bytes(self, message: Message) -> int:
-        """The bytes of all messages with this one. Raises: BatchTooLargeError."""
+        """Return the bytes of all messages with this one. Raises: BatchTooLargeError."""
         limit = self._commits.store.config.max_transaction_size_bytes
         size_bytes = self._size_bytes + message.size_bytes
         # One message has limits of its own.

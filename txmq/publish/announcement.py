@@ -1,4 +1,4 @@
-"""Tells hooks of the messages that a commit made visible."""
+"""Tell hooks of the messages that a commit made visible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from txmq.store.schemas import SCHEDULE
 logger = logging.getLogger(__name__)
 
 # Of a commit so many messages, in so many files, are searched for traces.
-SEARCHED_MAX, FILES_MAX = BATCH_ROWS, TOLD_MAX
+SEARCHED_MAX = BATCH_ROWS
+FILES_MAX = TOLD_MAX
 
 
 class PublishWatch:
@@ -32,7 +33,7 @@ class PublishWatch:
     def __init__(
         self, hooks: Hooks | None = None, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Without hooks nothing is read."""
+        """Take the hooks; without any, nothing is ever read."""
         self._hooks, self._now_s = Hooks() if hooks is None else hooks, now_s
 
     def published(self, topic: str, plan: Plan, begun_ns: int) -> None:
@@ -46,31 +47,54 @@ class PublishWatch:
         if not self._hooks.hear_operations:
             return
         try:
-            told = operations(topic, plan, begun_ns)
+            heard = operations(topic, plan, begun_ns)
         except BaseException as error:
             # The messages are published.
             if not is_survivable(error):
                 raise
             logger.warning("hooks hear of no message in %s: %s", topic, type(error).__name__)
             return
-        self._hooks.over_each([(operation, None) for operation in told], self._now_s)
+        self._hooks.over_each([(operation, None) for operation in heard], self._now_s)
 
 
 def operations(topic: str, plan: Plan, begun_ns: int) -> list[Operation]:
-    """One for each trace context that is found, the first ones first."""
-    found: dict[tuple[str, ...], Operation] = {}
+    """Return an operation for each of the first TOLD_MAX trace contexts, in their order."""
+    by_trace: dict[tuple[str, ...], Operation] = {}
     for row in _searched(plan):
         context = context_of(row["properties"])
         key = (row["transaction_id"], *context.values())
-        if not context or (key not in found and len(found) >= TOLD_MAX):
+        if not context or (key not in by_trace and len(by_trace) >= TOLD_MAX):
             continue
-        before = found.get(key)
-        found[key] = (
+        operation = by_trace.get(key)
+        by_trace[key] = (
             _operation(topic, row, context, begun_ns)
-            if before is None
-            else replace(before, message_count=before.message_count + 1)
+            if operation is None
+            else replace(operation, message_count=operation.message_count + 1)
         )
-    return list(found.values())
+    return list(by_trace.values())
+
+
+def _searched(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield the first messages of a plan, file by file."""
+    rows = plan.rows.slice(0, SEARCHED_MAX)
+    for file_number in pc.unique(rows["file"]).to_pylist()[:FILES_MAX]:
+        in_file = rows.filter(pc.equal(rows["file"], file_number))
+        yield from _messages(plan.files[file_number], np.unique(integers(in_file["row"], 0)))
+
+
+def _messages(source: PlanFile, row_numbers: Any) -> Iterator[dict[str, Any]]:
+    """Read these rows of a file, without bodies, with a topic's column names."""
+    topic = "topic" if source.table.schema.name == SCHEDULE.name else "real_topic"
+    columns = ["message_id", "transaction_id", "producer_group", topic, "properties"]
+    start = 0
+    for batch in source.table.batches(source.file, columns, BATCH_ROWS):
+        first, last = np.searchsorted(row_numbers, [start, start + batch.num_rows])
+        names = ["topic" if name == topic else name for name in columns]
+        rows = pa.table([batch[name] for name in columns], names=names)
+        yield from rows.take(pa.array(row_numbers[first:last] - start)).to_pylist()
+        start += batch.num_rows
+        if last == len(row_numbers):
+            return
 
 
 def _operation(
@@ -87,25 +111,3 @@ def _operation(
         context=context,
         begun_ns=begun_ns,
     )
-
-
-def _searched(plan: Plan) -> Iterator[dict[str, Any]]:
-    """The first messages of a plan, file by file."""
-    rows = plan.rows.slice(0, SEARCHED_MAX)
-    for number in pc.unique(rows["file"]).to_pylist()[:FILES_MAX]:
-        of_file = rows.filter(pc.equal(rows["file"], number))
-        yield from _messages(plan.files[number], np.unique(integers(of_file["row"], 0)))
-
-
-def _messages(source: PlanFile, wanted: Any) -> Iterator[dict[str, Any]]:
-    topic = "topic" if source.table.schema.name == SCHEDULE.name else "real_topic"
-    columns = ["message_id", "transaction_id", "producer_group", topic, "properties"]
-    begin = 0
-    for batch in source.table.batches(source.file, columns, BATCH_ROWS):
-        first, last = np.searchsorted(wanted, [begin, begin + batch.num_rows])
-        names = ["topic" if name == topic else name for name in columns]
-        rows = pa.table([batch[name] for name in columns], names=names)
-        yield from rows.take(pa.array(wanted[first:last] - begin)).to_pylist()
-        begin += batch.num_rows
-        if last == len(wanted):
-            return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, NotRequired, TypedDict
@@ -18,15 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.delta.files import UnreadableFile
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.ground.clock import Clock, timestamp
-from txmq.ground.columns import Groups, Integers, integers, times_ms
+from txmq.ground.columns import Flags, Groups, Integers, integers, times_ms
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.names import SCHEDULE_TOPIC
-from txmq.publish.plan import UnreadableSchedule
+from txmq.publish.progress import RetryPauses
 from txmq.publish.settle import are_ended
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.schemas import MICROSECONDS_UTC, OP, SCHEDULE
@@ -35,124 +36,6 @@ from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 from txmq.store.topic import TopicLog
 
-# --- waiting:
-
-WAITING_COLUMNS = (
-    "transaction_id", "sequence", "producer_group", "op_version", "deliver_timestamp",
-)  # fmt: skip
-# Each `add` makes a part, which costs less than sorting all; above this number they are merged.
-MAX_PARTS = 32
-
-
-@dataclass(slots=True)
-class _Part:
-    """Rows sorted by their due time; the first `taken` of them do not wait any more."""
-
-    rows: pa.Table
-    due_us: Integers
-    taken: int = 0
-
-    @property
-    def remaining(self) -> pa.Table:
-        return self.rows.slice(self.taken)
-
-
-class WaitingMessages:
-    """WAITING_COLUMNS of messages that are not delivered yet. Not safe for several threads."""
-
-    def __init__(self) -> None:
-        """Hold no message."""
-        self._parts: list[_Part] = []
-
-    def __len__(self) -> int:
-        """The number of waiting messages."""
-        return sum(part.rows.num_rows - part.taken for part in self._parts)
-
-    def add(self, rows: pa.Table) -> None:
-        """Add messages, in any order."""
-        if rows.num_rows:
-            self._parts.append(_part(rows))
-        if len(self._parts) > MAX_PARTS:
-            self._parts = [_part(pa.concat_tables([part.remaining for part in self._parts]))]
-
-    def has_due(self, now_ms: int) -> bool:
-        """Whether any message is due."""
-        return any(part.due_us[part.taken] <= now_ms * 1000 for part in self._parts)
-
-    def take_due(self, now_ms: int) -> pa.Table:
-        """Remove and return the messages that are due, in the order of their due times."""
-        due = [self._taken(part, now_ms * 1000) for part in self._parts]
-        self._parts = [part for part in self._parts if part.taken < part.rows.num_rows]
-        return ordered(pa.concat_tables([_EMPTY, *due]))
-
-    def _taken(self, part: _Part, now_us: int) -> pa.Table:
-        first, last = part.taken, int(np.searchsorted(part.due_us, now_us, side="right"))
-        part.taken = max(first, last)
-        return part.rows.slice(first, part.taken - first)
-
-
-def ordered(rows: pa.Table) -> pa.Table:
-    """Sort messages by due time; messages with the same due time by their commits."""
-    keys = ("deliver_timestamp", "op_version", "transaction_id", "sequence")
-    return rows.sort_by([(name, "ascending") for name in keys])
-
-
-def deliver_claims(due: pa.Table, now_ms: int) -> pa.Table:
-    """DELIVER claims: one row of the op log for each run of messages of one transaction.
-
-    Within a run the sequence rises. So the claims keep the order of the due times, and publishing
-    keeps the order of the claims.
-    """
-    place = Groups.of(due["transaction_id"]).place
-    sequence = integers(due["sequence"], 0)
-    begins = np.flatnonzero(_begins_a_run(place, sequence))
-    ends = np.append(begins, due.num_rows)
-    first = due.take(pa.array(begins))
-    now = timestamp(now_ms)
-    values = {
-        "transaction_id": first["transaction_id"],
-        "kind": _repeated(ClaimKind.DELIVER.value, len(begins)),
-        "sequences": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(sequence)),
-        "source": _repeated(ClaimSource.DELAY.value, len(begins)),
-        "producer_group": first["producer_group"],
-        "op_timestamp": pa.repeat(pa.scalar(now, MICROSECONDS_UTC), len(begins)),
-        "store_date": pa.repeat(pa.scalar(now.date()), len(begins)),
-    }
-    columns = [values.get(field.name, pa.nulls(len(begins), field.type)) for field in OP.columns]
-    return pa.table(columns, schema=OP.columns)
-
-
-def chunks(rows: pa.Table, size: int) -> Iterator[pa.Table]:
-    """The rows in slices of `size`."""
-    for start in range(0, rows.num_rows, size):
-        yield rows.slice(start, size)
-
-
-def _begins_a_run(
-    place: Integers, sequence: Integers
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether each row begins a run: another transaction, or no higher sequence."""
-    begins = np.ones(len(place), dtype=bool)
-    begins[1:] = (place[1:] != place[:-1]) | (sequence[1:] <= sequence[:-1])
-    return begins
-
-
-def _repeated(text: str, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text), count)
-
-
-def _part(rows: pa.Table) -> _Part:
-    rows = rows.select(list(WAITING_COLUMNS))
-    due_us = integers(rows["deliver_timestamp"].cast(pa.int64()), 0)
-    order = np.argsort(due_us, kind="stable")
-    return _Part(rows.take(pa.array(order)).combine_chunks(), due_us[order])
-
-
-_EMPTY = pa.schema([SCHEDULE.columns.field(name) for name in WAITING_COLUMNS]).empty_table()
-
-
-# --- delay:
-
 logger = logging.getLogger(__name__)
 
 CLAIMS_A_COMMIT = 10_000
@@ -160,9 +43,15 @@ PROGRESS_INTERVAL_S = 1.0
 ERROR_PAUSE_S = 1.0
 # The pause while the store has no delayed messages, and so no schedule.
 SCHEDULE_POLL_S = 0.5
+# Each `add` makes a part, which costs less than sorting all; above this number they are merged.
+MAX_PARTS = 32
 REGISTER = "delay"
 # Says in state/delay that its time is the store's; a value without it is not believed.
 PROGRESS_RULE = "store time"
+WAITING_COLUMNS = (
+    "transaction_id", "sequence", "producer_group", "op_version", "deliver_timestamp",
+)  # fmt: skip
+_EMPTY = pa.schema([SCHEDULE.columns.field(name) for name in WAITING_COLUMNS]).empty_table()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +73,7 @@ class DelayResult:
     lateness: Histogram = field(default=NO_DURATIONS, compare=False, repr=False)
 
     def __add__(self, other: DelayResult) -> DelayResult:
-        """The sum of two results; what is no sum is that of the later one."""
+        """Add the counts of two results; `waiting` and `unreadable_files` are the later one's."""
         counts = (self.delivered + other.delivered, self.commits + other.commits)
         lateness = self.lateness + other.lateness
         return DelayResult(*counts, other.waiting, other.unreadable_files, lateness)
@@ -244,6 +133,7 @@ class DelayService:
         return DelayHandle(self)
 
     def _tick(self, *, looks_always: bool = True) -> DelayResult:
+        """Run one search, and add its result to `total`."""
         if self._round is None:
             self._round = _DelayRound(self.store, self._clock)
         try:
@@ -256,7 +146,7 @@ class DelayService:
         return result
 
     def _tick_or_wait(self) -> float:
-        """Search once and return the pause after it; an error of it is logged, not raised."""
+        """Search once; log an error of it and do not raise it. Return the pause until the next."""
         try:
             self._tick(looks_always=False)
         except BaseException as error:
@@ -294,27 +184,6 @@ class DelayHandle(ThreadHandle):
             logger.exception("the progress of the delay service was not written")
 
 
-class DelayValue(TypedDict):
-    """The value of the register: up to where all messages are claimed."""
-
-    op_table_id: str
-    op_version: int
-    due_ms: int
-    rule: NotRequired[str]
-    late_writes: NotRequired[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Claimed:
-    """All messages that were committed up to `op_version` and due up to `due_ms` are claimed."""
-
-    op_version: int = NOTHING
-    due_ms: int = 0
-
-    def covers(self, other: _Claimed) -> bool:
-        return self.op_version >= other.op_version and self.due_ms >= other.due_ms
-
-
 class _DelayRound:
     """The table handles of one delay service, and the messages that are due within its horizon."""
 
@@ -342,7 +211,10 @@ class _DelayRound:
         return self._schedule.is_there
 
     def tick(self, *, looks_always: bool) -> DelayResult:
-        """Read new messages and claim the due ones; else not each tick looks at an object store."""
+        """Read new messages and claim the due ones.
+
+        With `looks_always` each tick looks for new messages; else, on an object store, not each.
+        """
         if not self._is_begun and not self._schedule.refresh().is_there:
             return DelayResult()
         now_ms = self._clock.now_ms()
@@ -361,7 +233,8 @@ class _DelayRound:
         if not self._unreadable:
             # Not the latest time so far: what came after a clock that was ahead still waits.
             self._claimed = _Claimed(self._seen, now_ms)
-        self._keep_progress_sometimes()
+        if time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
+            self.keep_progress()
         return replace(result, unreadable_files=len(self._unreadable))
 
     # --- reading --------------------------------------------------------------------------------
@@ -370,7 +243,7 @@ class _DelayRound:
         """Read the schedule up to the horizon; deliver each day before the next one is read."""
         result, self._waiting = DelayResult(), WaitingMessages()
         self._unreadable.begin(now_ms)
-        self._claimed = self._kept = self._kept_progress(now_ms)
+        self._claimed = self._kept = self._read_progress(now_ms)
         self._is_begun = True
         self._seen, self._late_writes = self._topic.mark, self._topic.late_writes
         self._end_ms = now_ms + self._horizon_ms
@@ -399,6 +272,7 @@ class _DelayRound:
             self._waiting.add(self._due_before(rows, self._end_ms))
 
     def _is_look_due(self) -> bool:
+        """Tell whether to look for new messages now; if so, set the time of the next look."""
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return False
@@ -406,6 +280,7 @@ class _DelayRound:
         return True
 
     def _move_horizon(self, end_ms: int) -> None:
+        """Read the messages that are due between the old horizon and the new one."""
         first, self._end_ms = self._end_ms, end_ms
         for day in self._days(end_ms):
             if day >= timestamp(first).date():
@@ -415,11 +290,12 @@ class _DelayRound:
                 self._waiting.add(rows.filter(pc.and_(is_new, is_seen)))
 
     def _days(self, end_ms: int) -> list[date]:
-        """The due dates in the schedule up to the horizon, the oldest first."""
+        """Return the due dates in the schedule up to the horizon, the oldest first."""
         last = timestamp(end_ms).date()
         return sorted(day for day in self._schedule.due_dates() if day <= last)
 
     def _read(self, day: date, after: int) -> pa.Table:
+        """Read the messages of a due date, at least those claimed after this op version."""
         rows, unreadable = self._schedule.readable(day, after, WAITING_COLUMNS)
         self._unreadable.add(unreadable)
         return rows
@@ -428,7 +304,7 @@ class _DelayRound:
         return rows.filter(pc.less(rows["deliver_timestamp"], _moment(end_ms)))
 
     def _without_ended(self, rows: pa.Table, now_ms: int) -> pa.Table:
-        """The rows without due messages that were delivered or recalled; others are not checked."""
+        """Drop due messages that were delivered or recalled; messages that are not due stay."""
         is_due = pc.less_equal(rows["deliver_timestamp"], _moment(now_ms))
         due = rows.filter(is_due)
         if not due.num_rows:
@@ -440,6 +316,7 @@ class _DelayRound:
     # --- delivering -----------------------------------------------------------------------------
 
     def _deliver(self, now_ms: int) -> DelayResult:
+        """Claim DELIVER for all messages in memory that are due."""
         if not self._waiting.has_due(now_ms):
             return DelayResult(waiting=len(self._waiting))
         due = self._waiting.take_due(now_ms)
@@ -455,8 +332,8 @@ class _DelayRound:
 
     # --- progress -------------------------------------------------------------------------------
 
-    def _kept_progress(self, now_ms: int) -> _Claimed:
-        """The progress that an earlier start has written, if it can be believed."""
+    def _read_progress(self, now_ms: int) -> _Claimed:
+        """Read the progress that an earlier start has written, if it can be believed."""
         register = self._store.tables.register(REGISTER, DelayValue)
         value: dict[str, Any] = register.read().value if register.exists else {}
         if value.get("op_table_id") != self._op.table.table_id:
@@ -466,10 +343,6 @@ class _DelayRound:
         # What came late was not there when this was written.
         is_true = is_by_store and value.get("late_writes") == self._topic.late_writes
         return _Claimed(value["op_version"], value["due_ms"]) if is_true else _Claimed()
-
-    def _keep_progress_sometimes(self) -> None:
-        if self._has_new_claims and time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
-            self.keep_progress()
 
     def keep_progress(self) -> None:
         """Write up to where all messages are claimed, so that the next start reads less.
@@ -496,6 +369,27 @@ class _DelayRound:
         self._kept_at_s = time.monotonic()
 
 
+class DelayValue(TypedDict):
+    """The value of the register: up to where all messages are claimed."""
+
+    op_table_id: str
+    op_version: int
+    due_ms: int
+    rule: NotRequired[str]
+    late_writes: NotRequired[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """All messages that were committed up to `op_version` and due up to `due_ms` are claimed."""
+
+    op_version: int = NOTHING
+    due_ms: int = 0
+
+    def covers(self, other: _Claimed) -> bool:
+        return self.op_version >= other.op_version and self.due_ms >= other.due_ms
+
+
 def _is_claimed(rows: pa.Table, claimed: _Claimed) -> pa.ChunkedArray:
     return pc.and_(
         pc.less_equal(rows["op_version"], claimed.op_version),
@@ -504,4 +398,143 @@ def _is_claimed(rows: pa.Table, claimed: _Claimed) -> pa.ChunkedArray:
 
 
 def _moment(time_ms: int) -> pa.Scalar:
-    return pa.scalar(timestamp(time_ms), pa.timestamp("us", "UTC"))
+    return pa.scalar(timestamp(time_ms), MICROSECONDS_UTC)
+
+
+def deliver_claims(due: pa.Table, now_ms: int) -> pa.Table:
+    """Make DELIVER claims: one row of the op log for each run of messages of one transaction.
+
+    Within a run the sequence rises. So the claims keep the order of the due times, and publishing
+    keeps the order of the claims.
+    """
+    place = Groups.of(due["transaction_id"]).place
+    sequence = integers(due["sequence"], 0)
+    begins = np.flatnonzero(_begins_a_run(place, sequence))
+    ends = np.append(begins, due.num_rows)
+    first = due.take(pa.array(begins))
+    now = timestamp(now_ms)
+    values = {
+        "transaction_id": first["transaction_id"],
+        "kind": _repeated(ClaimKind.DELIVER.value, len(begins)),
+        "sequences": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(sequence)),
+        "source": _repeated(ClaimSource.DELAY.value, len(begins)),
+        "producer_group": first["producer_group"],
+        "op_timestamp": pa.repeat(pa.scalar(now, MICROSECONDS_UTC), len(begins)),
+        "store_date": pa.repeat(pa.scalar(now.date()), len(begins)),
+    }
+    columns = [values.get(field.name, pa.nulls(len(begins), field.type)) for field in OP.columns]
+    return pa.table(columns, schema=OP.columns)
+
+
+def _begins_a_run(place: Integers, sequence: Integers) -> Flags:
+    """Tell whether each row begins a run: another transaction, or no higher sequence."""
+    begins = np.ones(len(place), dtype=bool)
+    begins[1:] = (place[1:] != place[:-1]) | (sequence[1:] <= sequence[:-1])
+    return begins
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text), count)
+
+
+def chunks(rows: pa.Table, size: int) -> Iterator[pa.Table]:
+    """Yield the rows in slices of `size`."""
+    for start in range(0, rows.num_rows, size):
+        yield rows.slice(start, size)
+
+
+class WaitingMessages:
+    """WAITING_COLUMNS of messages that are not delivered yet. Not safe for several threads."""
+
+    def __init__(self) -> None:
+        """Hold no message."""
+        self._parts: list[_Part] = []
+
+    def __len__(self) -> int:
+        """Count the waiting messages."""
+        return sum(part.rows.num_rows - part.taken for part in self._parts)
+
+    def add(self, rows: pa.Table) -> None:
+        """Add messages, in any order."""
+        if rows.num_rows:
+            self._parts.append(_part(rows))
+        if len(self._parts) > MAX_PARTS:
+            self._parts = [_part(pa.concat_tables([part.remaining for part in self._parts]))]
+
+    def has_due(self, now_ms: int) -> bool:
+        """Tell whether any message is due."""
+        return any(part.due_us[part.taken] <= now_ms * 1000 for part in self._parts)
+
+    def take_due(self, now_ms: int) -> pa.Table:
+        """Remove and return the messages that are due, in the order of their due times."""
+        due = [self._taken(part, now_ms * 1000) for part in self._parts]
+        self._parts = [part for part in self._parts if part.taken < part.rows.num_rows]
+        return ordered(pa.concat_tables([_EMPTY, *due]))
+
+    def _taken(self, part: _Part, now_us: int) -> pa.Table:
+        """Take the messages that are due from one part."""
+        first, last = part.taken, int(np.searchsorted(part.due_us, now_us, side="right"))
+        part.taken = max(first, last)
+        return part.rows.slice(first, part.taken - first)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Rows sorted by their due time; the first `taken` of them do not wait any more."""
+
+    rows: pa.Table
+    due_us: Integers
+    taken: int = 0
+
+    @property
+    def remaining(self) -> pa.Table:
+        return self.rows.slice(self.taken)
+
+
+def _part(rows: pa.Table) -> _Part:
+    """Sort messages by their due time."""
+    rows = rows.select(list(WAITING_COLUMNS))
+    due_us = integers(rows["deliver_timestamp"].cast(pa.int64()), 0)
+    order = np.argsort(due_us, kind="stable")
+    return _Part(rows.take(pa.array(order)).combine_chunks(), due_us[order])
+
+
+def ordered(rows: pa.Table) -> pa.Table:
+    """Sort messages by due time; messages with the same due time by their commits."""
+    keys = ("deliver_timestamp", "op_version", "transaction_id", "sequence")
+    return rows.sort_by([(name, "ascending") for name in keys])
+
+
+class UnreadableSchedule:
+    """The unreadable files that one delay service met since it last read the whole schedule."""
+
+    def __init__(self, retry_interval_s: float) -> None:
+        """Know of no file yet."""
+        self._pauses = RetryPauses(retry_interval_s)
+        self._paths: set[str] = set()
+        self._told: set[str] = set()
+        self._attempts = 0
+
+    def __len__(self) -> int:
+        """Count the files."""
+        return len(self._paths)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Tell whether there are any, and it is time to read the schedule again."""
+        return bool(self._paths) and self._pauses.is_due(SCHEDULE.name, self._attempts, now_ms)
+
+    def begin(self, now_ms: int) -> None:
+        """Forget the files: the whole schedule is read from now on."""
+        self._attempts = self._attempts + 1 if self._paths else 0
+        self._told &= self._paths
+        self._paths.clear()
+        self._pauses.tried(SCHEDULE.name, now_ms)
+
+    def add(self, files: Iterable[UnreadableFile]) -> None:
+        """Add files that were met; log each once for as long as it cannot be read."""
+        for unreadable in files:
+            self._paths.add(unreadable.file.path)
+            if unreadable.file.path not in self._told:
+                self._told.add(unreadable.file.path)
+                text = "the schedule has a file that cannot be read, its messages wait: %s; %s"
+                logger.error(text, unreadable.problem, "restore it")

@@ -1,4 +1,7 @@
-"""Which engine copies the bodies of a plan."""
+"""Copy the bodies of a plan into new files of a topic.
+
+The Arrow engine streams them through this process; Spark copies large plans, if there is a session.
+"""
 
 from __future__ import annotations
 
@@ -32,32 +35,75 @@ if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
     from txmq.store.config import Config
 
-
-# --- arrow_engine:
+logger = logging.getLogger(__name__)
 
 READ_AHEAD_BATCHES = 3
 # One batch is read, READ_AHEAD_BATCHES wait, and one is written, as messages and as rows.
 BATCHES_OF_A_TOPIC = READ_AHEAD_BATCHES + 3
+# Messages with a topic's column names, and their rows of the plan.
+_Messages = tuple[pa.Table, pa.Table]
+
+
+class EngineChoice:
+    """Chooses the engine that copies a plan."""
+
+    def __init__(self, config: Config, spark: SparkSession | None) -> None:
+        """Make the engines; with `auto`, Spark copies `payload_engine_spark_bytes` or more."""
+        setting = config.payload_engine
+        batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
+        self._arrow = ArrowEngine(batch_bytes)
+        self._spark = _spark_engine(spark, setting)
+        self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
+
+    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
+        """Return the engine for the rows of one topic."""
+        # Only the Arrow engine can turn bodies into columns.
+        suits = _suits_spark(plan) and body_schema_in(topic) is None
+        if self._spark is None or self._setting == "arrow" or not suits:
+            return self._arrow
+        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
+            return self._spark
+        return self._arrow
+
+
+def _suits_spark(plan: Plan) -> bool:
+    """Tell whether Spark can copy a plan: only from the half log, and not to the schedule."""
+    is_scheduled = pc.any(pc.is_valid(plan.rows["deliver_timestamp"]), min_count=0).as_py()
+    tables = {source.table.schema.name for source in plan.used_files()}
+    return not is_scheduled and tables <= {HALF.name}
+
+
+def _spark_engine(spark: SparkSession | None, setting: str) -> PayloadEngine | None:
+    """Return Spark's engine if it may be chosen; some sessions serve consumers and listeners alone.
+
+    Raises: EnvironmentProblemError if the setting demands an engine that cannot be.
+    """
+    if setting == "arrow" or (spark is None and setting != "spark"):
+        return None
+    try:
+        engine: PayloadEngine = spark_room().payload_engine(spark)
+    except EnvironmentProblemError as error:
+        if setting == "spark":
+            raise
+        logger.info("this process copies all messages itself: %s", error)
+        return None
+    return engine
 
 
 def batch_bytes_of(publish_batch_bytes: int, threads: int) -> int:
-    """The size of one batch, so that all topics together hold `publish_batch_bytes`."""
+    """Return the size of one batch, so that all topics together hold `publish_batch_bytes`."""
     return max(1, publish_batch_bytes // (threads * BATCHES_OF_A_TOPIC))
-
-
-# Messages with a topic's column names, and their rows of the plan.
-_Messages = tuple[pa.Table, pa.Table]
 
 
 class ArrowEngine:
     """Streams the files through this process into one new file; holds a few record batches."""
 
     def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
-        """`batch_bytes` bounds each of the batches, see `batch_bytes_of`."""
+        """Bound each of the batches by `batch_bytes`, see `batch_bytes_of`."""
         self._batch_bytes = batch_bytes
 
     def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
-        """See PayloadEngine."""
+        """Write new files of `topic`, see PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
         tables = copied(
             plan.files, numbered, topic.schema.columns, now_ms, batch_bytes=self._batch_bytes
@@ -75,6 +121,7 @@ class ArrowEngine:
 
 
 def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
+    """Write the tables into one new file, or into one for each partition."""
     begin = list(islice(tables, 2))
     if len(begin) == 1:
         return topic.new_files(begin[0])
@@ -93,7 +140,7 @@ def copied(
     *,
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[pa.Table]:
-    """The rows of a topic, in the order of the files, a few thousand at a time.
+    """Yield the rows of a topic, in the order of the files, a few thousand at a time.
 
     Args:
         files: of the plan.
@@ -113,31 +160,23 @@ def copied(
     )
 
 
-def _topic_rows_of(messages: Sequence[_Messages], schema: pa.Schema, now_ms: int) -> pa.Table:
-    """Few messages of each of many files together: each call of Arrow has its price."""
-    # Another program may have written files of other types, or an earlier txmq of fewer columns.
-    runs = groupby(messages, lambda pair: pair[0].schema)
-    tables = [_topic_rows(*_together(list(run)), schema, now_ms) for _, run in runs]
-    return pa.concat_tables(tables)
-
-
 def _messages(files: Sequence[PlanFile], rows: pa.Table, batch_bytes: int) -> Iterator[_Messages]:
-    """The planned messages of all files; `rows` of the plan are in their order."""
-    chosen, firsts = np.unique(rows["file"].to_numpy(), return_index=True)
+    """Yield the planned messages of all files; `rows` of the plan are in their order."""
+    numbers, firsts = np.unique(rows["file"].to_numpy(), return_index=True)
     ends = [*firsts[1:].tolist(), rows.num_rows]
     rows = rows.combine_chunks()
-    parts = [
+    rows_by_file = [
         (files[number], rows.slice(first, end - first))
-        for number, first, end in zip(chosen.tolist(), firsts.tolist(), ends, strict=True)
+        for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True)
     ]
-    for window in in_windows(parts):
+    for window in in_windows(rows_by_file):
         contents = _fetched([file for file, _ in window])
         for file, file_rows in window:
             yield from _messages_in(file, file_rows, batch_bytes, contents)
 
 
 def _fetched(files: Sequence[PlanFile]) -> Contents:
-    """Small files that are fetched together; a plan is of one table or of two."""
+    """Fetch the small files together; a plan is of one table or of two."""
     contents: dict[str, pa.Buffer] = {}
     for table in {id(file.table): file.table for file in files}.values():
         contents |= table.fetched_files([file.file for file in files if file.table is table])
@@ -147,7 +186,7 @@ def _fetched(files: Sequence[PlanFile]) -> Contents:
 def _messages_in(
     file: PlanFile, rows: pa.Table, batch_bytes: int, contents: Contents
 ) -> Iterator[_Messages]:
-    """The planned messages of a file, with a topic's column names, and their rows of the plan."""
+    """Yield the planned messages of a file, with a topic's column names, and their plan rows."""
     row_numbers = rows["row"].to_numpy()
     sources = _source_columns(file.table)
     start = 0
@@ -162,10 +201,15 @@ def _messages_in(
         start += batch.num_rows
 
 
+def _source_columns(table: Table) -> dict[str, str]:
+    """Map each copied column of a topic to the column of this table that it is copied from."""
+    return {name: name for name in COPIED} if table.schema.name == SCHEDULE.name else COPIED
+
+
 def _batches(
     file: PlanFile, columns: Sequence[str], batch_bytes: int, contents: Contents
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
+    """Read the rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
     try:
         yield from file.table.batches(file.file, columns, BATCH_ROWS, batch_bytes, contents)
     except MemoryError:
@@ -175,7 +219,23 @@ def _batches(
         raise UnreadableFileError(file.table.schema.name, file.file.path, problem) from error
 
 
+def _renamed(batch: pa.RecordBatch, sources: Mapping[str, str]) -> pa.Table:
+    """Give the columns the names of a topic's; a column that the file lacks is left out."""
+    stored = set(batch.schema.names)
+    names = {name: source for name, source in sources.items() if source in stored}
+    return pa.table([batch[source] for source in names.values()], names=list(names))
+
+
+def _topic_rows_of(messages: Sequence[_Messages], schema: pa.Schema, now_ms: int) -> pa.Table:
+    """Make few rows of each of many files together: each call of Arrow has its price."""
+    # Another program may have written files of other types, or an earlier txmq of fewer columns.
+    runs = groupby(messages, lambda pair: pair[0].schema)
+    tables = [_topic_rows(*_together(list(run)), schema, now_ms) for _, run in runs]
+    return pa.concat_tables(tables)
+
+
 def _together(messages: Sequence[_Messages]) -> _Messages:
+    """Join messages of the same columns; many small chunks become one."""
     if len(messages) == 1:
         return messages[0]
     batches, plan_rows = zip(*messages, strict=True)
@@ -185,21 +245,10 @@ def _together(messages: Sequence[_Messages]) -> _Messages:
     return joined.combine_chunks(), rows.combine_chunks()
 
 
-def _source_columns(table: Table) -> dict[str, str]:
-    """Each copied column of a topic, and the column of this table that it is copied from."""
-    return {name: name for name in COPIED} if table.schema.name == SCHEDULE.name else COPIED
-
-
-def _renamed(batch: pa.RecordBatch, sources: Mapping[str, str]) -> pa.Table:
-    stored = set(batch.schema.names)
-    names = {name: source for name, source in sources.items() if source in stored}
-    return pa.table([batch[source] for source in names.values()], names=list(names))
-
-
 def _topic_rows(
     messages: pa.Table, plan_rows: pa.Table, schema: pa.Schema, now_ms: int
 ) -> pa.Table:
-    """Rows of a topic: the copied columns, the columns of the plan, and the store_timestamp."""
+    """Make rows of a topic: copied columns, columns of the plan, and the store_timestamp."""
     values = {name: messages[name] for name in messages.column_names}
     values |= {name: plan_rows[name] for name in GIVEN}
     now = pa.scalar(timestamp(now_ms), MICROSECONDS_UTC)
@@ -228,15 +277,8 @@ def _read_ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     yield from _from_thread(tables)
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The end of the tables, and the error that ended them, if any."""
-
-    failure: BaseException | None
-
-
 def _from_thread(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The tables, read up to READ_AHEAD_BATCHES ahead; an error of the reader is raised here."""
+    """Yield the tables, read up to READ_AHEAD_BATCHES ahead; raise an error of the reader here."""
     ready: queue.Queue[pa.Table | _End] = queue.Queue(READ_AHEAD_BATCHES)
     is_stopped = threading.Event()
     arguments = (tables, ready, is_stopped)
@@ -253,9 +295,17 @@ def _from_thread(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
             ready.get_nowait()
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of the tables, and the error that ended them, if any."""
+
+    failure: BaseException | None
+
+
 def _read(
     tables: Iterator[pa.Table], ready: queue.Queue[pa.Table | _End], is_stopped: threading.Event
 ) -> None:
+    """Put the tables and their end into a queue, until `is_stopped`."""
     failure: BaseException | None = None
     try:
         for table in tables:
@@ -265,54 +315,3 @@ def _read(
     except BaseException as error:  # noqa: BLE001 - raised in the consuming thread
         failure = error
     ready.put(_End(failure))
-
-
-# --- engine_choice:
-
-logger = logging.getLogger(__name__)
-
-
-class EngineChoice:
-    """Chooses the engine that copies a plan."""
-
-    def __init__(self, config: Config, spark: SparkSession | None) -> None:
-        """With auto, Spark copies plans of `payload_engine_spark_bytes` or more."""
-        setting = config.payload_engine
-        batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
-        self._arrow = ArrowEngine(batch_bytes)
-        self._spark = _spark_engine(spark, setting)
-        self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
-
-    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
-        """The engine for the rows of one topic."""
-        # Only the Arrow engine can turn bodies into columns.
-        suits = _suits_spark(plan) and body_schema_in(topic) is None
-        if self._spark is None or self._setting == "arrow" or not suits:
-            return self._arrow
-        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
-            return self._spark
-        return self._arrow
-
-
-def _suits_spark(plan: Plan) -> bool:
-    """Tell whether Spark can copy a plan: only from the half log, and not to the schedule."""
-    is_scheduled = pc.any(pc.is_valid(plan.rows["deliver_timestamp"]), min_count=0).as_py()
-    tables = {source.table.schema.name for source in plan.used_files()}
-    return not is_scheduled and tables <= {HALF.name}
-
-
-def _spark_engine(spark: SparkSession | None, setting: str) -> PayloadEngine | None:
-    """The engine, where it may be chosen; a session can be one for consumers and listeners alone.
-
-    Raises: EnvironmentProblemError where the setting demands an engine that cannot be.
-    """
-    if setting == "arrow" or (spark is None and setting != "spark"):
-        return None
-    try:
-        engine: PayloadEngine = spark_room().payload_engine(spark)
-    except EnvironmentProblemError as error:
-        if setting == "spark":
-            raise
-        logger.info("this process copies all messages itself: %s", error)
-        return None
-    return engine

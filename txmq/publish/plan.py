@@ -7,8 +7,7 @@ row number, without a sort (decision 0002).
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -36,135 +35,16 @@ from txmq.ground.columns import (
 )
 from txmq.message.lifecycle import DeliveryState, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.publish.progress import RetryPauses
 from txmq.store.half import DELAY_COLUMNS, HalfLog, is_delayed
 from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import ScheduleLog
 
-# --- readable_rows:
-
+BATCH_ROWS = 8192
 # The narrow columns of about this many halves are in memory before the needed rows are picked.
 ROWS_READ_AT_ONCE = 200_000
-FILE_AND_ROW = (pa.field("file", pa.int32()), pa.field("row", pa.int64()))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadableRows:
-    """Messages of some transactions, once each.
-
-    Attributes:
-        files: all files that may hold them.
-        rows: the messages, each with the number of its file and of its row in it.
-        place: for each message the number of its transaction.
-        unreadable: the files that could not be read.
-    """
-
-    files: Sequence[DataFile]
-    rows: pa.Table
-    place: Integers
-    unreadable: Sequence[UnreadableFile]
-
-
-def readable_rows(table: Table, ids: pa.Array, columns: Sequence[str]) -> ReadableRows:
-    """The messages of these transactions that can be read."""
-    for _ in range(MOVED_ATTEMPTS):
-        messages = _rows_now(table, table.ranges_holding("transaction_id", ids), ids, columns)
-        if not messages.unreadable or not table.has_replaced(messages.unreadable):
-            break
-    return messages
-
-
-def _rows_now(
-    table: Table, spans: Sequence[FileRange], ids: pa.Array, columns: Sequence[str]
-) -> ReadableRows:
-    fields = [table.schema.columns.field(name) for name in columns if name != "transaction_id"]
-    parts = [pa.schema([*fields, *FILE_AND_ROW]).empty_table()]
-    places, unreadable = [np.arange(0, dtype=np.int64)], []
-    for group in _file_groups(spans, len(ids)):
-        numbered, problems = _numbered_rows(table, spans, group, columns)
-        unreadable += problems
-        if numbered:
-            rows, place = _needed(pa.concat_tables(numbered), ids)
-            parts.append(rows)
-            places.append(place)
-    rows, place = pa.concat_tables(parts), np.concatenate(places)
-    first = first_of_each(place, integers(rows["sequence"], -1))
-    if not first.all():
-        rows, place = rows.filter(pa.array(first)), place[first]
-    return ReadableRows([span.file for span in spans], rows, place, unreadable)
-
-
-def _file_groups(spans: Sequence[FileRange], ids: int) -> Iterator[range]:
-    """The numbers of the files to read together: few rows, but one hash of `ids` for many rows."""
-    start, rows = 0, 0
-    for number, span in enumerate(spans):
-        rows += span.file.num_records
-        if rows >= max(ROWS_READ_AT_ONCE, ids) or number == len(spans) - 1:
-            yield range(start, number + 1)
-            start, rows = number + 1, 0
-
-
-def _numbered_rows(
-    table: Table, spans: Sequence[FileRange], group: range, columns: Sequence[str]
-) -> tuple[list[pa.Table], list[UnreadableFile]]:
-    """The rows of some files with their numbers, and the files that cannot be read."""
-    if not table.has_unreadable:
-        try:
-            rows, counts = table.read_counted([spans[number].file for number in group], columns)
-            return [_numbered(rows, group, counts)], []
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001, S110 - read again, file by file
-            pass
-    numbered, unreadable = [], []
-    for number in group:
-        span = spans[number]
-        rows, problem = table.readable(span.file, partial(table.read, [span.file], columns))
-        if rows is None:
-            unreadable.append(UnreadableFile(span.file, span.low, span.high, problem))
-        else:
-            numbered.append(_numbered(rows, [number], [rows.num_rows]))
-    return numbered, unreadable
-
-
-def _numbered(rows: pa.Table, files: Sequence[int], counts: Sequence[int]) -> pa.Table:
-    """The rows of some files, each with the number of its file and its own in it."""
-    numbers = pa.array(np.repeat(np.array(files, dtype=np.int32), counts))
-    firsts = np.cumsum([0, *counts[:-1]])
-    row_numbers = pa.array(np.arange(rows.num_rows) - np.repeat(firsts, counts))
-    return rows.append_column("file", numbers).append_column("row", row_numbers)
-
-
-def _needed(rows: pa.Table, ids: pa.Array) -> tuple[pa.Table, Integers]:
-    """The rows of these transactions, without the id, and the place of each in `ids`."""
-    place = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
-    rows, is_needed = rows.drop_columns(["transaction_id"]), place >= 0
-    if is_needed.all():
-        return rows, place
-    return rows.filter(pa.array(is_needed)), place[is_needed]
-
-
-# --- plan:
-
-BATCH_ROWS = 8192
 DEAD_STATES = (TransactionState.DISCARDED.value, TransactionState.EXPIRED.value)
 SHOWN_STATES = (TransactionState.COMMITTED.value, *DEAD_STATES)
 DELIVERED = DeliveryState.DELIVERED.value
-_HALF_COLUMNS = (
-    "transaction_id", "sequence", "real_topic", "real_queue_id", "message_count", *DELAY_COLUMNS,
-)  # fmt: skip
-_SCHEDULE_COLUMNS = ("transaction_id", "sequence", "topic", "queue_id")
-_PLAN = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("queue_id", pa.int32()),
-        ("op_version", pa.int64()),
-        ("ordinal", pa.int64()),
-        ("life", pa.int32()),
-        ("deliver_timestamp", MICROSECONDS_UTC),
-        *FILE_AND_ROW,
-    ]
-)
 # A column of a topic, and the column of the half log that it is copied from.
 COPIED = {
     "message_id": "message_id",
@@ -182,6 +62,22 @@ COPIED = {
 }
 # The columns of a topic that come from the plan.
 GIVEN = ("queue_offset", "life", "op_version")
+FILE_AND_ROW = (pa.field("file", pa.int32()), pa.field("row", pa.int64()))
+_PLAN = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("op_version", pa.int64()),
+        ("ordinal", pa.int64()),
+        ("life", pa.int32()),
+        ("deliver_timestamp", MICROSECONDS_UTC),
+        *FILE_AND_ROW,
+    ]
+)
+_HALF_COLUMNS = (
+    "transaction_id", "sequence", "real_topic", "real_queue_id", "message_count", *DELAY_COLUMNS,
+)  # fmt: skip
+_SCHEDULE_COLUMNS = ("transaction_id", "sequence", "topic", "queue_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +102,11 @@ class Plan:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def topics(self) -> list[str]:
-        """The names of the topics that get messages."""
+        """Return the sorted names of the topics that get messages."""
         return sorted(pc.unique(self.rows["topic"]).to_pylist())
 
     def of_topic(self, topic: str, after: int) -> Plan:
-        """The messages of one topic whose op_version is above a mark."""
+        """Return the plan of the messages of one topic whose op_version is above a mark."""
         is_missing = pc.and_(
             pc.equal(self.rows["topic"], topic), pc.greater(self.rows["op_version"], after)
         )
@@ -218,23 +114,25 @@ class Plan:
             return self
         return self.only(is_missing)
 
-    def only(self, chosen: Any) -> Plan:
-        """The plan with some of its rows."""
-        return Plan(self.files, self.rows.filter(chosen), self.missing)
+    def only(self, is_chosen: Any) -> Plan:
+        """Return the plan with the rows for which `is_chosen` is true."""
+        return Plan(self.files, self.rows.filter(is_chosen), self.missing)
 
     def owners(self, facts: pa.Table) -> pa.ChunkedArray:
-        """The transaction of each row; `facts` are those that the plan was made of."""
-        columns = ("op_version", "ordinal")
-        rows, table = (tuple(integers(t[name], -1) for name in columns) for t in (self.rows, facts))
-        fact = find_pairs((rows[0], rows[1]), (table[0], table[1]))
+        """Return the transaction of each row; `facts` are those that the plan was made of."""
+        claims_of_rows, claims_of_facts = (
+            (integers(table["op_version"], -1), integers(table["ordinal"], -1))
+            for table in (self.rows, facts)
+        )
+        fact = find_pairs(claims_of_rows, claims_of_facts)
         return facts["transaction_id"].take(pa.array(fact, mask=fact < 0))
 
     def used_files(self) -> list[PlanFile]:
-        """The files that hold at least one of the messages."""
+        """Return the files that hold at least one of the messages."""
         return [self.files[number] for number in pc.unique(self.rows["file"]).to_pylist()]
 
     def size_bytes(self) -> int:
-        """The size of the files that hold the bodies."""
+        """Return the total size of the files that hold the bodies."""
         return sum(source.file.size_bytes for source in self.used_files())
 
 
@@ -247,7 +145,7 @@ class PayloadEngine(Protocol):
 
 
 def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = None) -> Plan:
-    """As `readable_plan`, where every message must be there.
+    """Plan as `readable_plan`, but demand that every message is there.
 
     Raises:
         PayloadMissingError: a committed transaction has fewer halves than it was settled with, or
@@ -256,9 +154,9 @@ def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = Non
     plan = readable_plan(half, facts, schedule)
     if plan.missing:
         first, problem = next(iter(plan.missing.items()))
-        count = f"messages of {len(plan.missing):,} committed transactions cannot be read"
+        what = f"messages of {len(plan.missing):,} committed transactions cannot be read"
         next_step = f"restore them, first those of {first} ({problem}); no message is skipped"
-        raise PayloadMissingError("half", f"{count}; {next_step}")
+        raise PayloadMissingError("half", f"{what}; {next_step}")
     return plan
 
 
@@ -289,17 +187,16 @@ def readable_plan(
     return Plan(plan.files, _without(plan, ranked).select(_PLAN.names), plan.missing)
 
 
-def _without(plan: Plan, ranked: pa.Table) -> pa.Table:
-    """The rows without those of missing transactions, which wait as a whole."""
-    if not plan.missing:
-        return plan.rows
-    missing = pa.array(list(plan.missing), pa.string())
-    ranks = ranked.filter(pc.is_in(ranked["transaction_id"], value_set=missing))["rank"]
-    return plan.rows.filter(pc.invert(pc.is_in(plan.rows["rank"], value_set=ranks)))
+def _rank(facts: pa.Table) -> Integers:
+    """Rank the facts in the order of their claims."""
+    order = np.lexsort((integers(facts["ordinal"], 0), integers(facts["op_version"], 0)))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
 
 
 def _plan_of_transactions(table: Table, facts: pa.Table, given_up: Collection[str]) -> Plan:
-    """The plan of facts about whole transactions: all their halves that hold a message."""
+    """Plan facts about whole transactions: all their halves that hold a message."""
     by_id = Groups.of(facts["transaction_id"])
     messages = readable_rows(table, by_id.keys, _HALF_COLUMNS)
     missing = _missing(facts, by_id, messages, given_up)
@@ -307,25 +204,10 @@ def _plan_of_transactions(table: Table, facts: pa.Table, given_up: Collection[st
     return Plan([PlanFile(table, file) for file in messages.files], rows, missing)
 
 
-def _merged(plans: Sequence[Plan]) -> Plan:
-    """Several plans as one, in the order of the facts."""
-    first_numbers = np.cumsum([0, *(len(plan.files) for plan in plans)])
-    tables = []
-    for plan, first_number in zip(plans, first_numbers.tolist(), strict=False):
-        number = pc.add(plan.rows["file"], pa.scalar(first_number, pa.int32()))
-        column = plan.rows.schema.get_field_index("file")
-        tables.append(plan.rows.set_column(column, _PLAN.field("file"), number))
-    rows = pa.concat_tables(tables)
-    order = np.lexsort((integers(rows["sequence"], -1), integers(rows["rank"], 0)))
-    files = [file for plan in plans for file in plan.files]
-    missing = {name: problem for plan in plans for name, problem in plan.missing.items()}
-    return Plan(files, rows.take(pa.array(order)), missing)
-
-
 def _missing(
     facts: pa.Table, by_id: Groups, messages: ReadableRows, given_up: Collection[str]
 ) -> dict[str, str]:
-    """The transactions that lack messages, and why.
+    """Find the transactions that lack messages; return the problem of each.
 
     A dead letter need not be complete, but what an unreadable file may hold of it is waited for.
     """
@@ -334,12 +216,14 @@ def _missing(
     message_count = halves_by_id.largest(integers(messages.rows["message_count"], -1), -1)
     is_short = count != message_count
     is_committed = flags(pc.equal(facts["state"], TransactionState.COMMITTED.value))
-    lacking = np.zeros(len(by_id.keys), dtype=bool)
-    lacking[by_id.place[is_committed]] = True
-    problems = dict.fromkeys(_names(by_id.keys, lacking & is_short), "its halves are not there")
+    must_be_whole = np.zeros(len(by_id.keys), dtype=bool)
+    must_be_whole[by_id.place[is_committed]] = True
+    problems = dict.fromkeys(
+        _names(by_id.keys, must_be_whole & is_short), "its halves are not there"
+    )
     for file in messages.unreadable:
-        covered = is_short & file.covers(by_id.keys)
-        problems |= dict.fromkeys(_names(by_id.keys, covered), file.problem)
+        in_file = is_short & file.covers(by_id.keys)
+        problems |= dict.fromkeys(_names(by_id.keys, in_file), file.problem)
     return {name: problem for name, problem in problems.items() if name not in given_up}
 
 
@@ -348,7 +232,7 @@ def _names(ids: pa.Array, chosen: Flags) -> list[str]:
 
 
 def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) -> pa.Table:
-    """One row for each time that a message becomes visible, in the order of the facts.
+    """Make one row for each time that a message becomes visible, in the order of the facts.
 
     A message may become visible twice: as a dead letter of a DISCARDED life, and by a later COMMIT.
     """
@@ -374,7 +258,7 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
 
 
 def _topics_and_times(halves: pa.Table, facts: pa.Table, fact: pa.Array) -> tuple[Any, Any]:
-    """The topic of each message, and the due time of each message that goes to the schedule.
+    """Find the topic of each message, and the due time of each that goes to the schedule.
 
     `fact` is the row in `facts` of each message; texts of a fact are not repeated for all of them.
     """
@@ -396,21 +280,13 @@ def _topics_and_times(halves: pa.Table, facts: pa.Table, fact: pa.Array) -> tupl
     return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, no_time)
 
 
-def _rank(facts: pa.Table) -> Integers:
-    """The place of each fact in the order of the claims."""
-    order = np.lexsort((integers(facts["ordinal"], 0), integers(facts["op_version"], 0)))
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return rank
-
-
-# --- deliveries --------------------------------------------------------------------------------
-
-
 def _plans_of_deliveries(
     half: HalfLog, schedule: ScheduleLog | None, facts: pa.Table, given_up: Collection[str]
 ) -> Iterator[Plan]:
-    """The plans of DELIVERED facts: first from the schedule, then from half what it lacks."""
+    """Plan DELIVERED facts: first from the schedule, then from half what the schedule lacks.
+
+    The last plan has no rows; it names the transactions whose messages are in neither.
+    """
     fact, sequence = list_items(facts["sequences"])
     by_id = Groups.of(facts["transaction_id"])
     missing = np.arange(len(fact))
@@ -433,12 +309,12 @@ def _plans_of_deliveries(
     problems = dict.fromkeys(ids.to_pylist(), "a delivered message is not there")
     for file in unreadable:
         problems |= dict.fromkeys(_names(ids, file.covers(ids)), file.problem)
-    left = {name: problem for name, problem in problems.items() if name not in given_up}
-    yield Plan([], _delivered_rows(rows.slice(0, 0), facts, fact[:0]), left)
+    waiting = {name: problem for name, problem in problems.items() if name not in given_up}
+    yield Plan([], _delivered_rows(rows.slice(0, 0), facts, fact[:0]), waiting)
 
 
 def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.Table:
-    """Rows of a plan, one for each delivered message; `fact` is the row of its fact."""
+    """Make the rows of a plan, one for each delivered message; `fact` is the row of its fact."""
     facts = facts.take(pa.array(fact))
     topic, queue_id = (
         messages[name if name in messages.column_names else f"real_{name}"]
@@ -450,42 +326,125 @@ def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.T
     return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
 
 
-# --- unreadable_schedule:
+def _merged(plans: Sequence[Plan]) -> Plan:
+    """Join several plans into one, in the order of the facts."""
+    first_numbers = np.cumsum([0, *(len(plan.files) for plan in plans)])
+    tables = []
+    for plan, first_number in zip(plans, first_numbers.tolist(), strict=False):
+        number = pc.add(plan.rows["file"], pa.scalar(first_number, pa.int32()))
+        column = plan.rows.schema.get_field_index("file")
+        tables.append(plan.rows.set_column(column, _PLAN.field("file"), number))
+    rows = pa.concat_tables(tables)
+    order = np.lexsort((integers(rows["sequence"], -1), integers(rows["rank"], 0)))
+    files = [file for plan in plans for file in plan.files]
+    missing = {name: problem for plan in plans for name, problem in plan.missing.items()}
+    return Plan(files, rows.take(pa.array(order)), missing)
 
-logger = logging.getLogger(__name__)
-_NAME = "schedule"
+
+def _without(plan: Plan, ranked: pa.Table) -> pa.Table:
+    """Return the rows without those of missing transactions, which wait as a whole."""
+    if not plan.missing:
+        return plan.rows
+    missing = pa.array(list(plan.missing), pa.string())
+    ranks = ranked.filter(pc.is_in(ranked["transaction_id"], value_set=missing))["rank"]
+    return plan.rows.filter(pc.invert(pc.is_in(plan.rows["rank"], value_set=ranks)))
 
 
-class UnreadableSchedule:
-    """Those that one delay service met since it last read the whole schedule."""
+@dataclass(frozen=True, slots=True)
+class ReadableRows:
+    """Messages of some transactions, once each.
 
-    def __init__(self, retry_interval_s: float) -> None:
-        """Know of none."""
-        self._pauses = RetryPauses(retry_interval_s)
-        self._paths: set[str] = set()
-        self._told: set[str] = set()
-        self._attempts = 0
+    Attributes:
+        files: all files that may hold them.
+        rows: the messages, each with the number of its file and of its row in it.
+        place: for each message the number of its transaction.
+        unreadable: the files that could not be read.
+    """
 
-    def __len__(self) -> int:
-        """The number of files."""
-        return len(self._paths)
+    files: Sequence[DataFile]
+    rows: pa.Table
+    place: Integers
+    unreadable: Sequence[UnreadableFile]
 
-    def is_due(self, now_ms: int) -> bool:
-        """Whether there are any, and it is time to read the schedule again."""
-        return bool(self._paths) and self._pauses.is_due(_NAME, self._attempts, now_ms)
 
-    def begin(self, now_ms: int) -> None:
-        """The whole schedule is read from now on."""
-        self._attempts = self._attempts + 1 if self._paths else 0
-        self._told &= self._paths
-        self._paths.clear()
-        self._pauses.tried(_NAME, now_ms)
+def readable_rows(table: Table, ids: pa.Array, columns: Sequence[str]) -> ReadableRows:
+    """Read these transactions' messages; read again where an unreadable file was replaced."""
+    for _ in range(MOVED_ATTEMPTS):
+        messages = _rows_now(table, table.ranges_holding("transaction_id", ids), ids, columns)
+        if not messages.unreadable or not table.has_replaced(messages.unreadable):
+            break
+    return messages
 
-    def add(self, files: Iterable[UnreadableFile]) -> None:
-        """These files were met; each is told once for as long as it cannot be read."""
-        for one in files:
-            self._paths.add(one.file.path)
-            if one.file.path not in self._told:
-                self._told.add(one.file.path)
-                text = "the schedule has a file that cannot be read, its messages wait: %s; %s"
-                logger.error(text, one.problem, "restore it")
+
+def _rows_now(
+    table: Table, spans: Sequence[FileRange], ids: pa.Array, columns: Sequence[str]
+) -> ReadableRows:
+    """Read the messages from the files as they are now; keep the first of equal ones."""
+    fields = [table.schema.columns.field(name) for name in columns if name != "transaction_id"]
+    tables = [pa.schema([*fields, *FILE_AND_ROW]).empty_table()]
+    places, unreadable = [np.arange(0, dtype=np.int64)], []
+    for group in _file_groups(spans, len(ids)):
+        numbered, problems = _numbered_rows(table, spans, group, columns)
+        unreadable += problems
+        if numbered:
+            rows, place = _needed(pa.concat_tables(numbered), ids)
+            tables.append(rows)
+            places.append(place)
+    rows, place = pa.concat_tables(tables), np.concatenate(places)
+    is_first = first_of_each(place, integers(rows["sequence"], -1))
+    if not is_first.all():
+        rows, place = rows.filter(pa.array(is_first)), place[is_first]
+    return ReadableRows([span.file for span in spans], rows, place, unreadable)
+
+
+def _file_groups(spans: Sequence[FileRange], ids: int) -> Iterator[range]:
+    """Yield the numbers of files to read together.
+
+    Their rows fit into memory, and are many enough for one hash of `ids`.
+    """
+    start, rows = 0, 0
+    for number, span in enumerate(spans):
+        rows += span.file.num_records
+        if rows >= max(ROWS_READ_AT_ONCE, ids) or number == len(spans) - 1:
+            yield range(start, number + 1)
+            start, rows = number + 1, 0
+
+
+def _numbered_rows(
+    table: Table, spans: Sequence[FileRange], group: range, columns: Sequence[str]
+) -> tuple[list[pa.Table], list[UnreadableFile]]:
+    """Read the rows of some files with their numbers; return the unreadable files too."""
+    if not table.has_unreadable:
+        try:
+            rows, counts = table.read_counted([spans[number].file for number in group], columns)
+            return [_numbered(rows, group, counts)], []
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001, S110 - read again, file by file
+            pass
+    numbered, unreadable = [], []
+    for number in group:
+        span = spans[number]
+        rows, problem = table.readable(span.file, partial(table.read, [span.file], columns))
+        if rows is None:
+            unreadable.append(UnreadableFile(span.file, span.low, span.high, problem))
+        else:
+            numbered.append(_numbered(rows, [number], [rows.num_rows]))
+    return numbered, unreadable
+
+
+def _numbered(rows: pa.Table, files: Sequence[int], counts: Sequence[int]) -> pa.Table:
+    """Add to each row the number of its file and its own number in the file."""
+    numbers = pa.array(np.repeat(np.array(files, dtype=np.int32), counts))
+    firsts = np.cumsum([0, *counts[:-1]])
+    row_numbers = pa.array(np.arange(rows.num_rows) - np.repeat(firsts, counts))
+    return rows.append_column("file", numbers).append_column("row", row_numbers)
+
+
+def _needed(rows: pa.Table, ids: pa.Array) -> tuple[pa.Table, Integers]:
+    """Pick the rows of these transactions, without the id, and the place of each in `ids`."""
+    place = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
+    rows, is_needed = rows.drop_columns(["transaction_id"]), place >= 0
+    if is_needed.all():
+        return rows, place
+    return rows.filter(pa.array(is_needed)), place[is_needed]

@@ -1,10 +1,14 @@
-"""The progress of a store's publishers: the low-water mark and the parked topics, in one value."""
+"""The progress of a store's publishers: the low-water mark and the parked topics, in one value.
+
+Beside it: the checks that no log was restored behind a publisher, the pauses between retries, and
+how long messages took.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Self
 
 import pyarrow as pa
@@ -20,29 +24,10 @@ from txmq.store.settled import NOTHING, SettledLog
 from txmq.store.shapes import LATER, Moment
 from txmq.store.topic import TopicEnd
 
-# --- progress:
-
 FINGERPRINT_HEX_DIGITS = 15
-
-
-@dataclass(frozen=True, slots=True)
-class ParkedTopic:
-    """A topic that could not be written; it lacks messages after `from_version` of the op log.
-
-    `since_ms` is the first attempt, by the clock of the publisher that made it: for display only.
-    """
-
-    from_version: int
-    reason: str
-    since_ms: Moment
-    attempts: int
-
-    @classmethod
-    def after(cls, before: Self | None, from_version: int, reason: str, now_ms: int) -> Self:
-        """Parked for one more reason; what it lacks, and since when, begins with the first one."""
-        if before is None:
-            return cls(from_version, reason, now_ms, 1)
-        return cls(before.from_version, reason, before.since_ms, before.attempts + 1)
+MAX_DOUBLINGS = 5
+RESTORED = "stop, then restore the topics and the settled log too, or make a new store"
+_ENDS = pa.array([TransactionState.COMMITTED.value, TransactionState.ROLLED_BACK.value])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +47,9 @@ class PublishProgress:
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any], op: Table) -> PublishProgress:
-        """The value of the register, checked against the op log; an empty value is a new store's.
+        """Read the value of the register, and check it against the op log.
+
+        An empty value is a new store's.
 
         Raises: SourceRestoredError if the op log was restored or made anew.
         """
@@ -81,21 +68,12 @@ class PublishProgress:
         return progress
 
     def to_value(self) -> dict[str, Any]:
-        """The value for the register."""
-        parked = {
-            name: {
-                "from_version": topic.from_version,
-                "reason": topic.reason,
-                "since_ms": topic.since_ms,
-                "attempts": topic.attempts,
-            }
-            for name, topic in self.parked.items()
-        }
+        """Return the value for the register."""
         return {
             "op_table_id": self.op_table_id,
             "low_water_version": self.low_water_version,
             "op_commit_sha256": self.op_commit_sha256,
-            "parked": parked,
+            "parked": {name: asdict(topic) for name, topic in self.parked.items()},
             "ends": {name: list(end) for name, end in self.ends.items()},
         }
 
@@ -111,23 +89,23 @@ class PublishProgress:
             raise SourceRestoredError("op", problem + RESTORED)
 
     def advanced(self, version: int, op: Table) -> PublishProgress:
-        """The progress with a higher low-water mark; a lower one changes nothing."""
+        """Return the progress with a higher low-water mark; a lower one changes nothing."""
         if version <= self.low_water_version:
             return self
         sha256 = commit_sha256(op, version)
         return replace(self, low_water_version=version, op_commit_sha256=sha256)
 
     def with_parked(self, topic: str, parked: ParkedTopic) -> PublishProgress:
-        """The progress with one more parked topic."""
+        """Return the progress with one more parked topic."""
         return replace(self, parked={**self.parked, topic: parked})
 
     def without_parked(self, topic: str) -> PublishProgress:
-        """The progress with one parked topic less."""
+        """Return the progress with one parked topic less."""
         parked = {name: other for name, other in self.parked.items() if name != topic}
         return replace(self, parked=parked)
 
     def with_ends(self, ends: Mapping[str, TopicEnd]) -> PublishProgress:
-        """The progress with these topics further, if they are; an end never goes back."""
+        """Return the progress with the ends of these topics that are further; none goes back."""
         further = {
             name: end
             for name, end in ends.items()
@@ -136,19 +114,36 @@ class PublishProgress:
         return replace(self, ends={**self.ends, **further})
 
 
+@dataclass(frozen=True, slots=True)
+class ParkedTopic:
+    """A topic that could not be written; it lacks messages after `from_version` of the op log.
+
+    `since_ms` is the first attempt, by the clock of the publisher that made it: for display only.
+    """
+
+    from_version: int
+    reason: str
+    since_ms: Moment
+    attempts: int
+
+    @classmethod
+    def after(cls, before: Self | None, from_version: int, reason: str, now_ms: int) -> Self:
+        """Park it for one more reason; what it lacks, and since when, stays that of the first."""
+        if before is None:
+            return cls(from_version, reason, now_ms, 1)
+        return cls(before.from_version, reason, before.since_ms, before.attempts + 1)
+
+
 def merged_progress(progress: PublishProgress, value: dict[str, Any], op: Table) -> PublishProgress:
     """Join this publisher's progress with another one's.
 
-    Both are true, so the higher low-water mark counts, the parked topics of both, and
-    the further end of each topic.
+    Both are true, so the higher low-water mark counts, the parked topics of both, and the further
+    end of each topic.
     """
     other = PublishProgress.from_value(value, op)
     further = progress if progress.low_water_version >= other.low_water_version else other
     merged = replace(further, parked={**other.parked, **progress.parked}, ends=other.ends)
     return merged.with_ends(progress.ends)
-
-
-RESTORED = "stop, then restore the topics and the settled log too, or make a new store"
 
 
 def check_followed(op: Table, settled: SettledLog) -> None:
@@ -170,7 +165,7 @@ def check_half(half: Table, settled: SettledLog) -> None:
 
     Reads: the half log's commit at the settled log's mark. Commits: 0.
     """
-    seen, known = settled.half_seen
+    seen, seen_fingerprint = settled.half_seen
     if seen > half.version and seen > half.refresh().version:
         raise SourceRestoredError(
             "half", f"ends at {half.version}, but {seen} was read; {RESTORED}"
@@ -178,45 +173,40 @@ def check_half(half: Table, settled: SettledLog) -> None:
     # A commit that lost its content holds up its own messages and nobody else's.
     is_lost = seen >= 0 and not (half.commit_bytes(seen) or b"").strip()
     fingerprint = None if is_lost else commit_fingerprint(half, seen)
-    if fingerprint is not None and known not in (None, fingerprint):
+    if fingerprint is not None and seen_fingerprint not in (None, fingerprint):
         raise SourceRestoredError("half", f"has another commit {seen}; {RESTORED}")
 
 
 def seen_of(half: Table) -> tuple[int, int | None]:
-    """What a settled commit says of the half log that it was decided by."""
+    """Return what a settled commit says of the half log: its version and its fingerprint."""
     return half.version, commit_fingerprint(half, half.version)
 
 
 def commit_fingerprint(log: Table, version: int) -> int | None:
-    """The first digits of a commit's hash as a number, for a mark; None if the commit is gone."""
+    """Return the first digits of a commit's hash as a number; None if the commit is gone."""
     sha256 = commit_sha256(log, version)
     return None if sha256 is None else int(sha256[:FINGERPRINT_HEX_DIGITS], 16)
 
 
 def commit_sha256(log: Table, version: int) -> str | None:
-    """The hash of a commit of a log; None if log clean-up has removed the commit."""
+    """Return the hash of a commit of a log; None if log clean-up has removed the commit."""
     content = log.commit_bytes(version) if version >= 0 else None
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
-# --- pauses:
-
-MAX_DOUBLINGS = 5
-
-
 class RetryPauses:
-    """When each thing was last tried, by one clock that is compared with itself only.
+    """The pauses between tries of several things, by one clock that is compared with itself only.
 
     A time stamp of another process may lie in the future, so none is believed.
     """
 
     def __init__(self, interval_s: float) -> None:
-        """Nothing was tried yet; the pause doubles with each attempt, up to 32 intervals."""
+        """Begin with nothing tried; the pause doubles with each attempt, up to 32 intervals."""
         self._interval_ms = interval_s * 1000
         self._tried_ms: dict[str, int] = {}
 
     def is_due(self, name: str, attempts: int, now_ms: int) -> bool:
-        """Whether to try again; due at once: what was never tried, and a clock that went back."""
+        """Tell whether to try again: at once if it was never tried or if the clock went back."""
         if name not in self._tried_ms:
             return True
         passed_ms = now_ms - self._tried_ms[name]
@@ -224,21 +214,16 @@ class RetryPauses:
         return not 0 <= passed_ms < pause_ms
 
     def tried(self, name: str, now_ms: int) -> None:
-        """It was tried now, and failed."""
+        """Note that it was tried now, and failed."""
         self._tried_ms[name] = now_ms
 
     def forget(self, name: str) -> None:
-        """It has succeeded."""
+        """Forget what has succeeded."""
         self._tried_ms.pop(name, None)
 
 
-# --- latencies:
-
-_ENDS = pa.array([TransactionState.COMMITTED.value, TransactionState.ROLLED_BACK.value])
-
-
 def end_latency(facts: pa.Table) -> Histogram:
-    """From the half message to its COMMIT or ROLLBACK, by the clocks of who wrote them (R86).
+    """Measure from half messages to their COMMIT or ROLLBACK, by their writers' clocks (R86).
 
     Args:
         facts: transaction_id, state and op_timestamp of new facts.
@@ -252,12 +237,12 @@ def end_latency(facts: pa.Table) -> Histogram:
 
 
 def publish_latency(facts: pa.Table, now_ms: int) -> Histogram:
-    """From a claim, by the clock of who wrote it, to the messages that are visible now.
+    """Measure from claims, by the clocks of their writers, to the messages that are visible now.
 
     Args:
         facts: op_timestamp of facts whose messages were just shown.
         now_ms: the store's time.
     """
-    return (
-        Histogram.of(now_ms - times_ms(facts["op_timestamp"])) if facts.num_rows else NO_DURATIONS
-    )
+    if not facts.num_rows:
+        return NO_DURATIONS
+    return Histogram.of(now_ms - times_ms(facts["op_timestamp"]))

@@ -1,4 +1,4 @@
-"""The publisher: turns claims into facts, and facts into visible messages, each exactly once.
+"""The publisher: turn claims into facts, and facts into visible messages, each exactly once.
 
 `PublishRound.advance` does the work; a timer calls it: a streaming query, or a thread without
 Spark. Nothing depends on a checkpoint: the mark of each table says how far it follows the op log.
@@ -123,12 +123,6 @@ class Publisher:
         # A stop() of the running service does not stop this call.
         return self._run_until(threading.Event())
 
-    def _run_until(self, stopping: threading.Event) -> PublishResult:
-        with self._lock:
-            result = self._advance(stopping)
-            self._rounds().keep_progress()
-        return result
-
     def start(self) -> Restarting:
         """Catch up as `run_once()`, then follow the op log until `stop()` of the handle.
 
@@ -153,8 +147,15 @@ class Publisher:
         timer = self._stream_timer if has_batches else self._thread_timer
         return Restarting(timer, self._stopping, self._is_final)
 
+    def _run_until(self, stopping: threading.Event) -> PublishResult:
+        """Run one round until `stopping`, and write the progress."""
+        with self._lock:
+            result = self._advance(stopping)
+            self._rounds().keep_progress()
+        return result
+
     def _is_final(self, failure: BaseException | None) -> bool:
-        """Whether a new timer cannot repair it: the op log is another, or Java has ended."""
+        """Tell whether a new timer cannot repair it: the op log is another, or Java has ended."""
         return self._final is not None or isinstance(failure, EnvironmentProblemError)
 
     def _stream_timer(self) -> Running:
@@ -170,14 +171,14 @@ class Publisher:
         return TimedRounds(self.name, self._run_rounds, self._stopping, self._lock)
 
     def _run_rounds(self) -> None:
-        """Run rounds for `publish_drain_s`: a look at the log costs less than a trigger."""
+        """Run rounds at a tick of the timer."""
         reached(FailPoint.TIMER_FIRED)
         with self._lock:
             self._drain()
 
     def _drain(self) -> None:
-        config = self.store.config
-        deadline_s = time.monotonic() + config.publish_drain_s
+        """Run rounds for `publish_drain_s`: a look at the log costs less than a trigger."""
+        deadline_s = time.monotonic() + self.store.config.publish_drain_s
         while not self._stopping.is_set():
             self._try(lambda: self._advance(self._stopping))
             if time.monotonic() >= deadline_s:
@@ -202,14 +203,14 @@ class Publisher:
             self._stopping.wait(ERROR_PAUSE_S)
 
     def _advance(self, stopping: threading.Event) -> PublishResult:
+        """Run one round, and add its result to `total`."""
         result = self._rounds().advance(stopping)
         self.total = self.total + result
         return result
 
     def _rounds(self) -> PublishRound:
+        """Return the round; open it anew after an error."""
         if self._round is None:
-            self._round = PublishRound(self.store, self._clock, self._engines(), self._watch)
+            engines = EngineChoice(self.store.config, self._spark)
+            self._round = PublishRound(self.store, self._clock, engines, self._watch)
         return self._round
-
-    def _engines(self) -> EngineChoice:
-        return EngineChoice(self.store.config, self._spark)

@@ -1,4 +1,4 @@
-"""One round of a publisher: settles new claims, then appends the missing messages to each topic."""
+"""One round of a publisher: settle new claims, then append the missing messages to each topic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from txmq.errors import (
     TopicBehindError,
 )
 from txmq.ground.clock import Clock
-from txmq.ground.columns import Integers, integers
+from txmq.ground.columns import integers
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.handles import is_survivable
 from txmq.message.names import SCHEDULE_TOPIC
@@ -53,150 +53,22 @@ from txmq.store.store_clock import StoreClock
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
-
-# --- span:
+logger = logging.getLogger(__name__)
 
 FIRST_SPAN_VERSIONS = 64
 MAX_SPAN_VERSIONS = 4096
-
-
-@dataclass(slots=True)
-class Span:
-    """The number of commits of the next range; it follows how many make a full one."""
-
-    versions: int = FIRST_SPAN_VERSIONS
-
-    def adapt(self, versions: int, *, is_full: bool) -> None:
-        """After a range of so many commits, which was full or not."""
-        if is_full:
-            self.versions = versions
-        elif versions >= self.versions:
-            self.versions = min(self.versions * 2, MAX_SPAN_VERSIONS)
-
-
-def step_ends(versions: Integers, through: int, rows: int) -> list[int]:
-    """Op versions up to `through`, with about so many of the facts between two."""
-    ends = np.unique(np.sort(versions)[rows - 1 :: rows])
-    return [*ends[ends < through].tolist(), through]
-
-
-# --- writing:
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Writing:
-    """One step of a publisher whose topics are being written, or have been.
-
-    Attributes:
-        facts: those that the step shows.
-        begun_s: when the step began, by `time.monotonic`.
-        tasks: the result of each topic.
-        may_try_again: whether `TopicWriter.write` is still to be asked where a task failed.
-    """
-
-    facts: pa.Table
-    goal: Goal
-    begun_s: float
-    tasks: Mapping[str, Future[PublishResult]]
-    may_try_again: bool
-
-    def wait(self) -> None:
-        """Wait until no topic is written any more."""
-        wait(self.tasks.values())
-
-    def result_of(self, name: str, write: Callable[[str, Goal], PublishResult]) -> PublishResult:
-        """What the task of a topic gave, or what `write` gives. Raises: what they raise."""
-        try:
-            return self.tasks[name].result()
-        except Exception:
-            if not self.may_try_again:
-                raise
-            return write(name, self.goal)
-
-
-# --- rivals:
-
+LARGE_ROUND_ROWS = 100_000
+PROGRESS_INTERVAL_S = 1.0
+# After so long without a claim the op log is looked at less often.
+QUIET_AFTER_S = 30.0
+QUIET_FACTOR = 20
+# The longest pause after a commit that another publisher's commit refused.
 PAUSE_MAX_S = 0.1
-
-
-@dataclass(slots=True)
-class Rivals:
-    """Counts the commits to the settled log that were refused in a row."""
-
-    attempts: int
-    _lost_in_a_row: int = 0
-
-    def pause(self, published_s: float, stopping: threading.Event) -> None:
-        """Pause for a random part of the last publish time: a faster publisher is at work."""
-        stopping.wait(random.random() * min(published_s, PAUSE_MAX_S))  # noqa: S311
-
-    def refused(self, refusal: CommitRefusedError, *, has_moved: bool) -> None:
-        """Raise CommitConflictError after so many refusals without a moved mark.
-
-        If the mark has not moved, no publisher won a race: the table cannot be appended to.
-        """
-        self._lost_in_a_row = 0 if has_moved else self._lost_in_a_row + 1
-        if self._lost_in_a_row >= self.attempts:
-            problem = f"refused {self._lost_in_a_row} commits in a row; check the table's log"
-            self._lost_in_a_row = 0
-            raise CommitConflictError("settled", problem) from refusal
-
-
-# --- idle_topics:
-
-logger = logging.getLogger(__name__)
-
-# A start looks at so many; then one is looked at after each interval, in turns.
+# A start looks at so many idle topics; then one is looked at after each interval, in turns.
 FIRST_TOPICS = 16
 INTERVAL_S = 1.0
 # On an object store a look costs some requests.
 REMOTE_INTERVAL_S = 60.0
-
-
-class IdleTopics:
-    """The turns of one publisher. An operator who restores a topic starts a publisher after it."""
-
-    def __init__(self, topics: TopicWriter, *, is_remote: bool) -> None:
-        """Look at once, and after each interval."""
-        self._topics = topics
-        self._interval_s = REMOTE_INTERVAL_S if is_remote else INTERVAL_S
-        self._names: deque[str] = deque()
-        self._count, self._next_s = FIRST_TOPICS, time.monotonic()
-
-    def behind(self, parked: Container[str]) -> Iterator[tuple[str, TopicBehindError]]:
-        """The topics that were further before, of those whose turn it is.
-
-        Raises: SourceRestoredError.
-        """
-        if time.monotonic() < self._next_s:
-            return
-        for name in self._next_names():
-            try:
-                if name not in parked:
-                    self._topics.check(name)
-            except TopicBehindError as error:
-                yield name, error
-            except SourceRestoredError:
-                raise
-            except StorageError as error:
-                # Who writes it has to act; a look can wait.
-                logger.warning("topic %s could not be looked at: %s", name, error)
-        self._count, self._next_s = 1, time.monotonic() + self._interval_s
-
-    def _next_names(self) -> list[str]:
-        if not self._names:
-            # What waits in the schedule is missed by nobody until it is due.
-            names = sorted(self._topics.ends, key=lambda name: (name != SCHEDULE_TOPIC, name))
-            self._names.extend(names)
-        return [self._names.popleft() for _ in range(min(self._count, len(self._names)))]
-
-
-# --- round:
-
-PROGRESS_INTERVAL_S = 1.0
-LARGE_ROUND_ROWS = 100_000
-# After so long without a claim the op log is looked at less often.
-QUIET_AFTER_S, QUIET_FACTOR = 30.0, 20
 
 
 class PublishRound:
@@ -232,18 +104,6 @@ class PublishRound:
         self._topics.ends.update(self._progress.ends)
         self._idle_topics = IdleTopics(self._topics, is_remote=store.is_remote)
 
-    # --- the op log ---------------------------------------------------------------------------
-
-    def wait_for_news(self, stopping: threading.Event, deadline_s: float) -> None:
-        """Wait for a new commit of the op log, until the deadline, or until `stopping`."""
-        busy_s = self._store.config.publish_poll_interval_s
-        interval_s = self._store.look_interval_s(busy_s)
-        quiet_s = self._store.look_interval_s(busy_s * QUIET_FACTOR, is_idle=True)
-        while not self._op.table.has_news() and (now_s := time.monotonic()) < deadline_s:
-            is_quiet = now_s - self._news_s >= QUIET_AFTER_S
-            if stopping.wait(quiet_s if is_quiet else interval_s):
-                return
-
     def advance(self, stopping: threading.Event) -> PublishResult:
         """Settle and publish, one range of commits after the other, up to the newest claim."""
         self._logs.refresh_claims()
@@ -269,11 +129,36 @@ class PublishRound:
             self._park(name, self._progress.low_water_version, error)
         return result + self._retry_waiting()
 
+    def wait_for_news(self, stopping: threading.Event, deadline_s: float) -> None:
+        """Wait for a new commit of the op log, until the deadline, or until `stopping`."""
+        busy_s = self._store.config.publish_poll_interval_s
+        interval_s = self._store.look_interval_s(busy_s)
+        quiet_s = self._store.look_interval_s(busy_s * QUIET_FACTOR, is_idle=True)
+        while not self._op.table.has_news() and (now_s := time.monotonic()) < deadline_s:
+            is_quiet = now_s - self._news_s >= QUIET_AFTER_S
+            if stopping.wait(quiet_s if is_quiet else interval_s):
+                return
+
+    def keep_progress(self) -> None:
+        """Write the low-water mark and the parked topics: one commit, if they changed."""
+        self._progress = self._progress.with_ends(self._topics.ends)
+        value = self._progress.to_value()
+        if value == self._kept.value:
+            return
+        try:
+            self._kept = self._register.swap(self._kept, value, self._clock.now_ms())
+        except CommitRefusedError:
+            self._join_progress()
+        reached(FailPoint.PROGRESS_KEPT)
+        self._kept_at_s = time.monotonic()
+
+    # --- settling ---------------------------------------------------------------------------------
+
     def _settle_beside(self, latest: int, stopping: threading.Event) -> PublishResult:
         """Settle the next range while the topics of the one before are written."""
         try:
-            settled = self._settle(latest)
-            if settled.refused:
+            result = self._settle(latest)
+            if result.refused:
                 self._rivals.pause(self._published_s, stopping)
         except BaseException:
             if self._writing is not None:
@@ -281,9 +166,10 @@ class PublishRound:
                 self._writing.wait()
                 self._writing = None
             raise
-        return settled + self._end_writing()
+        return result + self._end_writing()
 
     def _settle(self, latest: int) -> PublishResult:
+        """Settle the next range of commits, up to `latest`: one commit to settled, or none."""
         self._waiting.follow()
         after = self._settled.mark
         span = min(latest - after, self._span.versions)
@@ -314,7 +200,7 @@ class PublishRound:
         )
 
     def _decided(self, claims: pa.Table) -> Settlement:
-        """Settle the claims; transactions that make this fail are set aside."""
+        """Settle the claims; set transactions aside that make settling fail."""
 
         def decide(held: Collection[str]) -> Settlement:
             now_ms, waiting = self._clock.now_ms(), Waiting(held)
@@ -324,12 +210,12 @@ class PublishRound:
 
         return settle_all_others(decide, claims, self._waiting.held)
 
-    # --- topics -------------------------------------------------------------------------------
+    # --- topics -----------------------------------------------------------------------------------
 
     def _publish(self, *, goes_on: bool = False) -> PublishResult:
         """Bring every topic from the low-water mark to the mark of the settled log.
 
-        Where it `goes_on`, the last step is still written when this returns: see `_end_writing`.
+        If it `goes_on`, the last step is still written when this returns: see `_end_writing`.
         """
         mark, low = self._settled.mark, self._progress.low_water_version
         result = PublishResult()
@@ -339,15 +225,17 @@ class PublishRound:
         return result if goes_on else result + self._end_writing()
 
     def _steps(self, after: int, through: int) -> list[int]:
-        """Op versions up to `through`, with about `publish_batch_rows` facts between two."""
+        """Split a range into op versions with about `publish_batch_rows` facts between two."""
         if through - after <= FIRST_SPAN_VERSIONS:
             return [through]
         facts = self._settled.between(after, through, ("op_version",))
-        versions = integers(facts["op_version"], after)
-        return step_ends(versions, through, self._store.config.publish_batch_rows)
+        versions = np.sort(integers(facts["op_version"], after))
+        rows = self._store.config.publish_batch_rows
+        ends = np.unique(versions[rows - 1 :: rows])
+        return [*ends[ends < through].tolist(), through]
 
     def _publish_step(self, mark: int, *, goes_on: bool = False) -> PublishResult:
-        """Plan what is missing up to a mark, and write it or begin to, see `_end_writing`."""
+        """Plan what is missing up to a mark, and write it or begin to: see `_end_writing`."""
         low = self._progress.low_water_version
         facts = self._settled.to_show(low, mark)
         if not facts.num_rows:
@@ -367,32 +255,13 @@ class PublishRound:
         self._writing = Writing(facts, goal, begun_s, write(names, goal), may_try_again=beside)
         return PublishResult() if beside else self._end_writing()
 
-    def _end_writing(self) -> PublishResult:
-        """Wait until the topics of the last step are written; then its mark is reached."""
-        writing = self._writing
-        if writing is None:
-            return PublishResult()
-        writing.wait()
-        self._writing = None
-        result = self._written(writing)
-        latency = publish_latency(writing.facts, self._clock.now_ms())
-        result += PublishResult(publish_latency=latency)
-        self._published_s = time.monotonic() - writing.begun_s
-        reached(FailPoint.TOPICS_DONE)
-        self._advance_to(writing.goal.mark, urgent=result.parked > 0)
-        return result
-
-    def _advance_to(self, mark: int, *, urgent: bool) -> None:
-        self._progress = self._progress.advanced(mark, self._op.table)
-        self._keep_progress_sometimes(urgent=urgent)
-
     def _goal(
         self, facts: pa.Table, after: int, mark: int, parked: str | None = None
     ) -> Goal | None:
-        """The plan of these facts; transactions that cannot be read are set aside first.
+        """Plan these facts; set aside the transactions that cannot be read.
 
-        None where another publisher was further: retention may have taken what it has published,
-        to all topics or to the one that is `parked`.
+        Returns: the goal; None if messages are missing and another publisher was further. Retention
+            may have taken what it has published, to all topics or to the one that is `parked`.
         """
         plan, facts = self._plan(facts, after)
         if plan.missing:
@@ -407,25 +276,47 @@ class PublishRound:
         return Goal(plan, facts, after, mark, fingerprint)
 
     def _plan(self, facts: pa.Table, after: int) -> tuple[Plan, pa.Table]:
-        """The plan, and its facts: those of transactions that make planning fail are left out."""
+        """Plan these facts; set aside the transactions that make planning fail.
+
+        Returns: the plan, and the facts that it was made of.
+        """
         try:
             return readable_plan(self._half, facts, self._schedule), facts
         except NOBODYS_FAULT:
             raise
         except Exception:
 
-            def plan_part(part: Collection[str]) -> Plan:
-                return readable_plan(self._half, facts_about(facts, part), self._schedule)
+            def plan_some(some_ids: Collection[str]) -> Plan:
+                return readable_plan(self._half, facts_about(facts, some_ids), self._schedule)
 
             ids = pc.unique(facts["transaction_id"]).to_pylist()
-            problems = culprits(ids, plan_part)
+            problems = culprits(ids, plan_some)
             if not problems:
                 raise
             self._waiting.keep_problems(problems, after)
             facts = facts_about(facts, {*ids} - problems.keys())
             return readable_plan(self._half, facts, self._schedule), facts
 
+    def _end_writing(self) -> PublishResult:
+        """Wait until the topics of the last step are written; then advance to its mark."""
+        writing = self._writing
+        if writing is None:
+            return PublishResult()
+        writing.wait()
+        self._writing = None
+        result = self._written(writing)
+        latency = publish_latency(writing.facts, self._clock.now_ms())
+        result += PublishResult(publish_latency=latency)
+        self._published_s = time.monotonic() - writing.begun_s
+        reached(FailPoint.TOPICS_DONE)
+        self._advance_to(writing.goal.mark, urgent=result.parked > 0)
+        return result
+
     def _written(self, writing: Writing) -> PublishResult:
+        """Add up the results of the topics; park each that failed.
+
+        Raises: SourceRestoredError, after all other topics.
+        """
         goal = writing.goal
         result = PublishResult(set_aside=len(goal.plan.missing))
         restored: SourceRestoredError | None = None
@@ -441,14 +332,24 @@ class PublishRound:
             raise restored
         return result
 
-    # --- parked topics ------------------------------------------------------------------------
+    def _advance_to(self, mark: int, *, urgent: bool) -> None:
+        """Raise the low-water mark; write the progress at most once a second, or if it is urgent.
+
+        Progress that is written late costs reads after a restart.
+        """
+        self._progress = self._progress.advanced(mark, self._op.table)
+        if urgent or time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
+            self.keep_progress()
+
+    # --- parked topics ----------------------------------------------------------------------------
 
     def _park(self, name: str, from_version: int, error: BaseException) -> None:
+        """Park a topic that failed. Raises: the error, if the process cannot go on after it."""
         if not is_survivable(error):
             raise error
-        before, now_ms = self._progress.parked.get(name), self._clock.now_ms()
+        earlier, now_ms = self._progress.parked.get(name), self._clock.now_ms()
         # An error of Arrow may quote a body; of that only its type is kept.
-        parked = ParkedTopic.after(before, from_version, problem_of(error), now_ms)
+        parked = ParkedTopic.after(earlier, from_version, problem_of(error), now_ms)
         logger.error("topic %s is parked: %s", name, parked.reason)
         self._pauses.tried(name, now_ms)
         self._topics.forget(name)
@@ -464,6 +365,7 @@ class PublishRound:
                 self.keep_progress()
 
     def _catch_up(self, name: str, parked: ParkedTopic) -> None:
+        """Write what a parked topic lacks, step by step; park it again if that fails."""
         mark = min(self._settled.mark, self._progress.low_water_version)
         try:
             self._topics.expect([name])
@@ -479,6 +381,7 @@ class PublishRound:
             self._end_parking(name, mark)
 
     def _catch_up_to(self, name: str, after: int, step: int) -> None:
+        """Write what a parked topic lacks up to one step."""
         # Another publisher may have caught up already, and retention taken what it has published.
         after = max(after, self._topics.mark(name))
         if after >= step:
@@ -500,7 +403,7 @@ class PublishRound:
         logger.info("topic %s caught up and is not parked any more", name)
         self._progress = self._progress.without_parked(name)
 
-    # --- transactions that are set aside ------------------------------------------------------
+    # --- transactions that are set aside ----------------------------------------------------------
 
     def _retry_waiting(self) -> PublishResult:
         """Settle and publish the transactions that were set aside and can be read again."""
@@ -509,31 +412,120 @@ class PublishRound:
             return PublishResult()
         return self._waiting.retry(self._topics, low, self._progress.parked)
 
-    # --- progress -----------------------------------------------------------------------------
-
-    def _keep_progress_sometimes(self, *, urgent: bool) -> None:
-        """Write the progress at most once a second; a late one costs reads after a restart."""
-        if urgent or time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
-            self.keep_progress()
-
-    def keep_progress(self) -> None:
-        """Write the low-water mark and the parked topics: one commit, if they changed."""
-        self._progress = self._progress.with_ends(self._topics.ends)
-        value = self._progress.to_value()
-        if value == self._kept.value:
-            return
-        try:
-            self._kept = self._register.swap(self._kept, value, self._clock.now_ms())
-        except CommitRefusedError:
-            self._join_progress()
-        reached(FailPoint.PROGRESS_KEPT)
-        self._kept_at_s = time.monotonic()
+    # --- progress ---------------------------------------------------------------------------------
 
     def _join_progress(self) -> bool:
-        """Join this publisher's progress with what was kept; whether another one was further."""
+        """Join the progress with what was kept; tell whether another publisher was further."""
         low = self._progress.low_water_version
         self._kept = self._register.read()
         self._op.table.refresh()
         self._progress = merged_progress(self._progress, self._kept.value, self._op.table)
         self._topics.ends.update(self._progress.ends)
         return self._progress.low_water_version > low
+
+
+@dataclass(slots=True)
+class Span:
+    """The number of commits of the next range; it follows how many make a full one."""
+
+    versions: int = FIRST_SPAN_VERSIONS
+
+    def adapt(self, versions: int, *, is_full: bool) -> None:
+        """Learn from a range of so many commits whether it was full."""
+        if is_full:
+            self.versions = versions
+        elif versions >= self.versions:
+            self.versions = min(self.versions * 2, MAX_SPAN_VERSIONS)
+
+
+@dataclass(slots=True)
+class Rivals:
+    """Counts the commits to the settled log that were refused in a row."""
+
+    attempts: int
+    _lost_in_a_row: int = 0
+
+    def pause(self, published_s: float, stopping: threading.Event) -> None:
+        """Pause for a random part of the last publish time: a faster publisher is at work."""
+        stopping.wait(random.random() * min(published_s, PAUSE_MAX_S))  # noqa: S311
+
+    def refused(self, refusal: CommitRefusedError, *, has_moved: bool) -> None:
+        """Raise CommitConflictError after so many refusals without a moved mark.
+
+        If the mark has not moved, no publisher won a race: the table cannot be appended to.
+        """
+        self._lost_in_a_row = 0 if has_moved else self._lost_in_a_row + 1
+        if self._lost_in_a_row >= self.attempts:
+            problem = f"refused {self._lost_in_a_row} commits in a row; check the table's log"
+            self._lost_in_a_row = 0
+            raise CommitConflictError("settled", problem) from refusal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Writing:
+    """The step of a publisher whose topics are being written, or have been.
+
+    Attributes:
+        facts: those that the step shows.
+        begun_s: when the step began, by `time.monotonic`.
+        tasks: the result of each topic.
+        may_try_again: whether `TopicWriter.write` is to be called for a topic whose task failed.
+    """
+
+    facts: pa.Table
+    goal: Goal
+    begun_s: float
+    tasks: Mapping[str, Future[PublishResult]]
+    may_try_again: bool
+
+    def wait(self) -> None:
+        """Wait until no topic is written any more."""
+        wait(self.tasks.values())
+
+    def result_of(self, name: str, write: Callable[[str, Goal], PublishResult]) -> PublishResult:
+        """Return the result of a topic's task, or else of `write`. Raises: what they raise."""
+        try:
+            return self.tasks[name].result()
+        except Exception:
+            if not self.may_try_again:
+                raise
+            return write(name, self.goal)
+
+
+class IdleTopics:
+    """The turns of one publisher. An operator who restores a topic starts a publisher after it."""
+
+    def __init__(self, topics: TopicWriter, *, is_remote: bool) -> None:
+        """Look at once, and after each interval."""
+        self._topics = topics
+        self._interval_s = REMOTE_INTERVAL_S if is_remote else INTERVAL_S
+        self._names: deque[str] = deque()
+        self._count, self._next_s = FIRST_TOPICS, time.monotonic()
+
+    def behind(self, parked: Container[str]) -> Iterator[tuple[str, TopicBehindError]]:
+        """Yield the topics that were further before, of those whose turn it is.
+
+        Raises: SourceRestoredError.
+        """
+        if time.monotonic() < self._next_s:
+            return
+        for name in self._next_names():
+            try:
+                if name not in parked:
+                    self._topics.check(name)
+            except TopicBehindError as error:
+                yield name, error
+            except SourceRestoredError:
+                raise
+            except StorageError as error:
+                # Who writes it has to act; a look can wait.
+                logger.warning("topic %s could not be looked at: %s", name, error)
+        self._count, self._next_s = 1, time.monotonic() + self._interval_s
+
+    def _next_names(self) -> list[str]:
+        """Take the topics whose turn it is; begin again with all of them after the last."""
+        if not self._names:
+            # What waits in the schedule is missed by nobody until it is due.
+            names = sorted(self._topics.ends, key=lambda name: (name != SCHEDULE_TOPIC, name))
+            self._names.extend(names)
+        return [self._names.popleft() for _ in range(min(self._count, len(self._names)))]

@@ -1,4 +1,4 @@
-"""The publisher's transactions that are set aside: kept, and tried again (decision 0027)."""
+"""Keep the publisher's transactions that are set aside, and try them again (decision 0027)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ from txmq.store.settled import NOTHING, last_facts
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
-
 logger = logging.getLogger(__name__)
 
-_NAME = "transactions"
 SHOWN_TRANSACTIONS = 5
+_PAUSE = "transactions"
 CURE = "restore the file, or give them up: txmq resolve ID --give-up"
 
 
@@ -59,10 +58,6 @@ class WaitingTransactions:
         self._count = self._settled.set_aside_count
         self._value = self._read()
 
-    def _read(self) -> SetAsideTransactions:
-        """The register. Raises: SourceRestoredError if it is older than the settled log."""
-        return read_set_aside(self._store.tables, self._settled.set_aside_count)
-
     @property
     def held(self) -> Collection[str]:
         """The transactions whose claims wait."""
@@ -80,22 +75,22 @@ class WaitingTransactions:
             self._settled.table.refresh()
             self._count = count
 
-    # --- setting aside ---------------------------------------------------------------------------
+    def _read(self) -> SetAsideTransactions:
+        """Read the register. Raises: SourceRestoredError if it is older than the settled log."""
+        return read_set_aside(self._store.tables, self._settled.set_aside_count)
+
+    # --- setting aside ----------------------------------------------------------------------------
 
     def keep(self, settlement: Settlement, after: int) -> int | None:
         """Register the claims that wait, before the commit that leaves them out.
 
-        Returns: the count for that commit; None where nothing was set aside since the last one.
+        Returns: the count for that commit; None if the settled log has seen it already.
         """
-        if not settlement.undecided.num_rows:
-            return self._new_count()
-        claims, problems, now_ms = settlement.undecided, settlement.problems, self._clock.now_ms()
-        self._change(lambda value: value.with_claims(claims, problems, after, now_ms), now_ms)
-        self._tell(problems)
-        return self._new_count()
-
-    def _new_count(self) -> int | None:
-        """The count of the register, where the settled log has not seen it."""
+        claims, problems = settlement.undecided, settlement.problems
+        if claims.num_rows:
+            now_ms = self._clock.now_ms()
+            self._change(lambda value: value.with_claims(claims, problems, after, now_ms), now_ms)
+            self._tell(problems)
         count = self._value.count or 0
         return count if count > self._settled.set_aside_count else None
 
@@ -112,13 +107,13 @@ class WaitingTransactions:
     def _change(
         self, change: Callable[[SetAsideTransactions], SetAsideTransactions], now_ms: int
     ) -> int:
-        """Change the register; how many more transactions wait."""
+        """Change the register; return how many more transactions wait."""
         with self._lock:
             before = self._value.transactions.keys()
             register = set_aside_register(self._store.tables, create=True)
             self._value = register.change(partial(self._changed, change), now_ms)
             if not before:
-                self._pauses.tried(_NAME, now_ms)
+                self._pauses.tried(_PAUSE, now_ms)
                 self._attempts = 1
             return len(self._value.transactions.keys() - before)
 
@@ -127,29 +122,24 @@ class WaitingTransactions:
         change: Callable[[SetAsideTransactions], SetAsideTransactions],
         value: SetAsideTransactions,
     ) -> SetAsideTransactions:
+        """Change a value that is not older than the settled log; count up if it differs."""
         # Where several threads come here, the publisher's own one waits for them.
         seen = self._settled.set_aside_count
-        after = change(value.check_count(seen))
-        return value if after == value else after.counted(seen)
-
-    def _count_up(self, now_ms: int) -> int:
-        """Count a commit to the settled log before it, so that the register is never behind."""
-        seen = self._settled.set_aside_count
-        register = set_aside_register(self._store.tables)
-        self._value = register.change(lambda value: value.check_count(seen).counted(seen), now_ms)
-        return self._value.count or 0
+        changed = change(value.check_count(seen))
+        return value if changed == value else changed.counted(seen)
 
     def _tell(self, problems: Mapping[str, str]) -> None:
+        """Log the transactions that are set aside now."""
         if problems:
             names, count = ", ".join([*problems][:SHOWN_TRANSACTIONS]), len(problems)
             problem = next(iter(problems.values()))
             text = "%d transactions are set aside (%s), first because of %s; %s"
             logger.error(text, count, names, problem, CURE)
 
-    # --- trying again ----------------------------------------------------------------------------
+    # --- trying again -----------------------------------------------------------------------------
 
     def retry(self, topics: TopicWriter, low: int, parked: Container[str]) -> PublishResult:
-        """Settle and publish those that can be read by now, if it is time for a try.
+        """Settle and publish the transactions that can be read by now, if it is time for a try.
 
         Args:
             topics: writes the messages.
@@ -164,7 +154,7 @@ class WaitingTransactions:
         if not self._value.transactions or not self._is_due():
             return PublishResult()
         self._attempts += 1
-        self._pauses.tried(_NAME, self._clock.now_ms())
+        self._pauses.tried(_PAUSE, self._clock.now_ms())
         self._half.table.forget_unreadable()
         self._schedule.table.forget_unreadable()
         self._value = self._read()
@@ -183,12 +173,13 @@ class WaitingTransactions:
         return settled + published
 
     def _is_due(self) -> bool:
+        """Tell whether to try now: after a pause, or because an operator gave some up."""
         now_ms = self._clock.now_ms()
         is_given_up = not given_up_by(self._value.transactions).keys() <= self._given_up
-        return is_given_up or self._pauses.is_due(_NAME, self._attempts, now_ms)
+        return is_given_up or self._pauses.is_due(_PAUSE, self._attempts, now_ms)
 
     def _settle(self, entries: Mapping[str, SetAside]) -> tuple[PublishResult, Collection[str]]:
-        """Append the facts of the claims that waited; returns who cannot be decided yet."""
+        """Append the facts of the claims that waited; return also who cannot be decided yet."""
         claims = waiting_claims(entries.values())
         if not claims.num_rows:
             return PublishResult(), ()
@@ -208,6 +199,13 @@ class WaitingTransactions:
         self._count = count
         return PublishResult(settled=settlement.facts.num_rows, settled_commits=1), undecided
 
+    def _count_up(self, now_ms: int) -> int:
+        """Count a commit to the settled log before it, so that the register is never behind."""
+        seen = self._settled.set_aside_count
+        register = set_aside_register(self._store.tables)
+        self._value = register.change(lambda value: value.check_count(seen).counted(seen), now_ms)
+        return self._value.count or 0
+
     def _publish(
         self,
         entries: Mapping[str, SetAside],
@@ -215,20 +213,20 @@ class WaitingTransactions:
         low: int,
         parked: Container[str],
     ) -> tuple[PublishResult, Collection[str]]:
-        """Append what their topics lack; returns whose messages are not all there yet."""
+        """Append what their topics lack; return also whose messages are not all there yet."""
         given_up = given_up_by(entries)
         plan, facts, strange = self._plan(entries, self._facts(entries, low))
         fingerprint = commit_fingerprint(self._op.table, low)
         result, waiting = PublishResult(), {*plan.missing, *strange}
         topics.expect(plan.topics())
         for name in plan.topics():
-            part = plan.of_topic(name, NOTHING)
-            owners = pc.unique(part.owners(facts)).to_pylist()
+            topic_plan = plan.of_topic(name, NOTHING)
+            owners = pc.unique(topic_plan.owners(facts)).to_pylist()
             if name in parked:
                 waiting.update(owners)
                 continue
             try:
-                goal = Goal(part, facts, NOTHING, low, fingerprint)
+                goal = Goal(topic_plan, facts, NOTHING, low, fingerprint)
                 result += topics.write_late(name, goal, given_up)
             except SourceRestoredError:
                 raise
@@ -240,15 +238,27 @@ class WaitingTransactions:
                 waiting.update(owners)
         return result, waiting
 
+    def _facts(self, entries: Mapping[str, SetAside], low: int) -> pa.Table:
+        """Find the facts of these transactions that may not be published yet."""
+        ids = pa.array(list(entries), pa.string())
+        facts = self._settled.to_show_of(ids, low)
+        after = pa.array([entry.from_version for entry in entries.values()], pa.int64())
+        places = pc.index_in(facts["transaction_id"], value_set=ids)
+        return facts.filter(pc.greater(facts["op_version"], after.take(places.combine_chunks())))
+
     def _plan(
         self, entries: Mapping[str, SetAside], facts: pa.Table
     ) -> tuple[Plan, pa.Table, Collection[str]]:
-        """The plan, its facts, and the transactions that make planning fail: they go on waiting."""
+        """Plan these facts; transactions that make planning fail go on waiting.
+
+        Returns: the plan, its facts, and the transactions that go on waiting.
+        """
         given_up = given_up_by(entries)
 
         def planned(names: Collection[str]) -> tuple[Plan, pa.Table]:
-            part = facts_about(facts, names)
-            return readable_plan(self._half, part, self._schedule, given_up), part
+            facts_of_names = facts_about(facts, names)
+            plan = readable_plan(self._half, facts_of_names, self._schedule, given_up)
+            return plan, facts_of_names
 
         try:
             return *planned(entries), ()
@@ -260,15 +270,8 @@ class WaitingTransactions:
                 raise
             return *planned(entries.keys() - strange.keys()), strange
 
-    def _facts(self, entries: Mapping[str, SetAside], low: int) -> pa.Table:
-        """The facts of these transactions that may not be published yet."""
-        ids = pa.array(list(entries), pa.string())
-        facts = self._settled.to_show_of(ids, low)
-        after = pa.array([entry.from_version for entry in entries.values()], pa.int64())
-        places = pc.index_in(facts["transaction_id"], value_set=ids)
-        return facts.filter(pc.greater(facts["op_version"], after.take(places.combine_chunks())))
-
     def _end(self, done: Mapping[str, SetAside]) -> None:
+        """Take transactions out of the register."""
         if not done:
             return
         now_ms = self._clock.now_ms()
@@ -277,12 +280,12 @@ class WaitingTransactions:
 
 
 def given_up_by(entries: Mapping[str, SetAside]) -> dict[str, str]:
-    """The transactions that an operator gave up, each with its producer group."""
+    """Find the transactions that an operator gave up, each with its producer group."""
     givers = {name: entry.giver_up for name, entry in entries.items()}
     return {name: group for name, group in givers.items() if group is not None}
 
 
 def facts_about(facts: pa.Table, transaction_ids: Collection[str]) -> pa.Table:
-    """The facts about some transactions."""
+    """Return the facts about some transactions."""
     value_set = pa.array(list(transaction_ids), pa.string())
     return facts.filter(pc.is_in(facts["transaction_id"], value_set=value_set))

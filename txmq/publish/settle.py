@@ -1,4 +1,4 @@
-"""Settle: turns claims into facts.
+"""Settle: turn claims into facts.
 
 The common case is one COMMIT or ROLLBACK, the first and only claim about a complete transaction.
 Vectorised Arrow code handles it; all other claims go through `lifecycle.fold`. A property test
@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import UnreadableFile
-from txmq.errors import TxmqError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import (
     Flags,
@@ -48,241 +47,16 @@ from txmq.store.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.store.settled import ScheduleLog, SettledLog, readable_delayed_messages, settled_table
 from txmq.store.store_clock import StoreClock
 
-# --- deliveries:
-
-_KINDS = pa.array([kind.value for kind in DELIVERY_STATES])
-_STATES = pa.array([state.value for state in DELIVERY_STATES.values()])
-_COMMIT_COLUMNS = ["transaction_id", "state", "op_version", "ordinal", "life"]
-NOT_FOUND = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Commits:
-    """The COMMIT of each transaction, if there is one: its place in the op log and its life."""
-
-    is_there: Flags
-    op_version: Integers
-    ordinal: Integers
-    life: Integers
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """Messages that claims name: the claim's row, its transaction's number, the sequence."""
-
-    claim: Integers
-    place: Integers
-    sequence: Integers
-
-    def filter(self, kept: Flags | Integers) -> _Named:
-        return _Named(self.claim[kept], self.place[kept], self.sequence[kept])
-
-
-def is_about_delivery(claims: pa.Table) -> pa.ChunkedArray:
-    """Whether each claim is DELIVER or RECALL."""
-    return pc.is_in(claims["kind"], value_set=_KINDS)
-
-
-def are_ended(messages: pa.Table, settled: SettledLog, through: int | None = None) -> Flags:
-    """Whether each message is DELIVERED or RECALLED.
-
-    Args:
-        messages: transaction_id and sequence.
-        settled: a pinned log.
-        through: ignore the facts of claims above this version of the op log.
-
-    Reads: settled. Commits: 0.
-    """
-    ids = pc.unique(messages["transaction_id"])
-    facts = settled.deliveries_of(ids)
-    if through is not None:
-        facts = facts.filter(pc.less_equal(facts["op_version"], through))
-    return _are_among(_addresses(messages, ids), facts, ids)
-
-
-def _addresses(messages: pa.Table, ids: pa.Array) -> tuple[Integers, Integers]:
-    """The number in `ids` of each message's transaction, and the sequence of each message."""
-    place = integers(pc.index_in(messages["transaction_id"], value_set=ids), NOT_FOUND)
-    return place, integers(messages["sequence"], NOT_FOUND)
-
-
-def _are_among(addresses: tuple[Integers, Integers], deliveries: pa.Table, ids: pa.Array) -> Flags:
-    """Whether each message is named by one of these facts."""
-    row, sequence = list_items(deliveries["sequences"])
-    place = integers(pc.index_in(deliveries["transaction_id"], value_set=ids), NOT_FOUND)[row]
-    is_among: Flags = find_pairs(addresses, (place, sequence)) != NOT_FOUND
-    return is_among
-
-
-def settle_deliveries(
-    claims: pa.Table,
-    ends: pa.Table,
-    logs: tuple[HalfLog, ScheduleLog | None, SettledLog],
-    now_ms: int,
-    given_up: Collection[str] = (),
-) -> tuple[pa.Table, dict[str, str]]:
-    """The facts, as SETTLED, of DELIVER and RECALL claims, and what cannot be decided.
-
-    Args:
-        claims: CLAIM_COLUMNS and `_commit_version`, of these two kinds only.
-        ends: the facts about whole transactions of the same range of claims.
-        logs: half, schedule and settled, pinned; half is not older than the range.
-        now_ms: the settled_timestamp of the facts.
-        given_up: transactions whose unreadable messages count as missing.
-
-    Returns: the facts, and by transaction why its claims must wait: a file that may hold messages
-        that they name cannot be read.
-
-    Reads: half, the schedule, settled. Commits: 0.
-    """
-    if claims.num_rows == 0:
-        return SETTLED.columns.empty_table(), {}
-    half, schedule, settled = logs
-    ids = pc.unique(claims["transaction_id"])
-    messages, unreadable = readable_delayed_messages(half, schedule, ids)
-    problems = _undecidable(claims, messages, unreadable, given_up)
-    if problems:
-        waiting = pa.array(list(problems), pa.string())
-        claims, messages = (
-            rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=waiting)))
-            for rows in (claims, messages)
-        )
-    return _delivered(claims, messages, ends, settled, now_ms), problems
-
-
-def _undecidable(
-    claims: pa.Table,
-    messages: pa.Table,
-    unreadable: Sequence[UnreadableFile],
-    given_up: Collection[str],
-) -> dict[str, str]:
-    """The transactions of which a claim names messages that only an unreadable file may hold."""
-    problems: dict[str, str] = {}
-    if not unreadable:
-        return problems
-    by_id = Groups.of(claims["transaction_id"])
-    claim, sequence = list_items(claims["sequences"])
-    row = find_pairs((by_id.place[claim], sequence), _addresses(messages, by_id.keys))
-    lacks = flags(pc.is_null(claims["sequences"])).copy()
-    lacks[claim[row == NOT_FOUND]] = True
-    ids = pc.unique(claims["transaction_id"].filter(pa.array(lacks)))
-    for file in unreadable:
-        covered = ids.filter(pa.array(file.covers(ids))).to_pylist()
-        problems |= {name: file.problem for name in covered if name not in given_up}
-    return problems
-
-
-def _delivered(
-    claims: pa.Table, messages: pa.Table, ends: pa.Table, settled: SettledLog, now_ms: int
-) -> pa.Table:
-    if claims.num_rows == 0:
-        return SETTLED.columns.empty_table()
-    by_id = Groups.of(claims["transaction_id"])
-    commits = _commits(by_id.keys, ends, settled)
-    addresses = _addresses(messages, by_id.keys)
-    named = _named(claims, by_id, addresses)
-    row = find_pairs((named.place, named.sequence), addresses)
-    groups = messages["producer_group"].take(pa.array(row, mask=row == NOT_FOUND))
-    named = named.filter(_fits(named, claims, groups, commits))
-    deliveries = settled.deliveries_of(by_id.keys)
-    named = named.filter(~_are_among((named.place, named.sequence), deliveries, by_id.keys))
-    return _facts(claims, _first(named, claims), commits, now_ms)
-
-
-def _commits(ids: pa.Array, ends: pa.Table, settled: SettledLog) -> _Commits:
-    earlier = settled.facts_of(ids).select(_COMMIT_COLUMNS)
-    facts = pa.concat_tables([earlier, ends.select(_COMMIT_COLUMNS)])
-    facts = facts.filter(pc.equal(facts["state"], TransactionState.COMMITTED.value))
-    row = integers(pc.index_in(ids, value_set=facts["transaction_id"].combine_chunks()), NOT_FOUND)
-    by_id = facts.take(pa.array(row, mask=row == NOT_FOUND))
-    return _Commits(
-        row != NOT_FOUND,
-        integers(by_id["op_version"], 0),
-        integers(by_id["ordinal"], 0),
-        integers(by_id["life"], 0),
-    )
-
-
-def _named(claims: pa.Table, by_id: Groups, addresses: tuple[Integers, Integers]) -> _Named:
-    """Each message that each claim names; a claim without sequences names all delayed messages."""
-    claim, sequence = list_items(claims["sequences"])
-    by_sequence = _Named(claim, by_id.place[claim], sequence)
-    without = np.flatnonzero(flags(pc.is_null(claims["sequences"])))
-    place, sequence = addresses
-    claim, message = equal_pairs(by_id.place[without], place, len(by_id.keys))
-    of_all = _Named(without[claim], place[message], sequence[message])
-    return _Named(
-        np.concatenate([by_sequence.claim, of_all.claim]),
-        np.concatenate([by_sequence.place, of_all.place]),
-        np.concatenate([by_sequence.sequence, of_all.sequence]),
-    )
-
-
-def _fits(named: _Named, claims: pa.Table, groups: pa.ChunkedArray, commits: _Commits) -> Flags:
-    """Whether each named message is delayed, of the claim's group, and committed before the claim.
-
-    `groups` are the producer groups of the named messages; null for a message that is not delayed.
-    """
-    same_group = pc.equal(claims["producer_group"].take(pa.array(named.claim)), groups)
-    version = integers(claims["_commit_version"], 0)[named.claim]
-    ordinal = integers(claims["ordinal"], 0)[named.claim]
-    committed = commits.op_version[named.place]
-    is_later = (version > committed) | (
-        (version == committed) & (ordinal > commits.ordinal[named.place])
-    )
-    is_same_group = flags(pc.fill_null(same_group, False))  # noqa: FBT003
-    fits: Flags = is_same_group & is_later & commits.is_there[named.place]
-    return fits
-
-
-def _first(named: _Named, claims: pa.Table) -> _Named:
-    """Keep the first claim about each message, in the order of the claims."""
-    version, ordinal = integers(claims["_commit_version"], 0), integers(claims["ordinal"], 0)
-    order = np.lexsort((ordinal[named.claim], version[named.claim]))
-    ordered = named.filter(order)
-    return ordered.filter(first_of_each(ordered.place, ordered.sequence))
-
-
-def _facts(claims: pa.Table, named: _Named, commits: _Commits, now_ms: int) -> pa.Table:
-    """One fact for each claim that took effect, with the messages for which it did."""
-    named = named.filter(np.lexsort((named.sequence, named.claim)))
-    rows, begins = np.unique(named.claim, return_index=True)
-    ends = np.append(begins, len(named.claim))
-    sequences = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(named.sequence))
-    claims = claims.take(pa.array(rows))
-    now = pa.scalar(timestamp(now_ms), MICROSECONDS_UTC)
-    columns = {
-        **{name: claims[name] for name in SETTLED.columns.names if name in claims.column_names},
-        "state": _STATES.take(pc.index_in(claims["kind"], value_set=_KINDS).combine_chunks()),
-        "sequences": sequences,
-        "op_version": claims["_commit_version"],
-        "settled_timestamp": pa.repeat(now, len(rows)),
-        "life": pa.array(commits.life[named.place[begins]], pa.int32()),
-        "store_date": pa.repeat(pa.scalar(timestamp(now_ms).date()), len(rows)),
-    }
-    return pa.table([columns[name] for name in SETTLED.columns.names], schema=SETTLED.columns)
-
-
-def reach_deliveries(clock: StoreClock, facts: pa.Table) -> None:
-    """Let the clock reach the times of deliveries: that of their service may be a little ahead."""
-    is_delivered = pc.equal(facts["state"], DeliveryState.DELIVERED.value)
-    newest_us = pc.max(facts.filter(is_delivered)["op_timestamp"].cast(pa.int64())).as_py()
-    if newest_us is not None:
-        clock.not_beyond(-(-newest_us // 1000))
-
-
-# --- settle:
-
-# When the store received these commits of the op log; nothing where a clock of tests rules.
-ReceivedMs = Callable[[Iterable[int]], Mapping[int, int]]
 _PLAIN_ENDS = {
     ClaimKind.COMMIT.value: TransactionState.COMMITTED.value,
     ClaimKind.ROLLBACK.value: TransactionState.ROLLED_BACK.value,
 }
-
-
-def _not_received(_: Iterable[int]) -> Mapping[int, int]:
-    return {}
+_DELIVERY_KINDS = pa.array([kind.value for kind in DELIVERY_STATES])
+_DELIVERED_STATES = pa.array([state.value for state in DELIVERY_STATES.values()])
+_COMMIT_COLUMNS = ["transaction_id", "state", "op_version", "ordinal", "life"]
+NOT_FOUND = -1
+# Returns when the store received these commits of the op log; nothing if a test rules the clock.
+ReceivedMs = Callable[[Iterable[int]], Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +91,10 @@ class Waiting:
 NOBODY_WAITS = Waiting()
 
 
+def _not_received(_: Iterable[int]) -> Mapping[int, int]:
+    return {}
+
+
 def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     claims: pa.Table,
     half: HalfLog,
@@ -345,16 +123,18 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     # An UNKNOWN counts a check and changes no state.
     rows = only(claims, flags(pc.not_equal(claims["kind"], ClaimKind.UNKNOWN.value)))
     is_held = _is_about(rows, waiting.held)
-    is_delivery = flags(is_about_delivery(rows))
+    is_delivery = flags(pc.is_in(rows["kind"], value_set=_DELIVERY_KINDS))
     active = only(rows, ~is_held & ~is_delivery)
     facts, problems = _ends(active, half, settled, now_ms, waiting.given_up, received_ms)
     is_held |= _is_about(rows, problems)
     if is_delivery.any():
         deliveries = rows.filter(pa.array(is_delivery & ~is_held))
         logs = (half, schedule, settled)
-        delivered, late = settle_deliveries(deliveries, facts, logs, now_ms, waiting.given_up)
-        is_held |= is_delivery & _is_about(rows, late)
-        facts, problems = pa.concat_tables([facts, delivered]), {**problems, **late}
+        delivered, undelivered = settle_deliveries(
+            deliveries, facts, logs, now_ms, waiting.given_up
+        )
+        is_held |= is_delivery & _is_about(rows, undelivered)
+        facts, problems = pa.concat_tables([facts, delivered]), {**problems, **undelivered}
     ordered = in_order(facts, "op_version", "ordinal")
     undecided = rows.filter(pa.array(is_held))
     without_effect = claims.num_rows - facts.num_rows - undecided.num_rows
@@ -364,21 +144,55 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
 def settle_all_others(
     decide: Callable[[Collection[str]], Settlement], claims: pa.Table, held: Collection[str]
 ) -> Settlement:
-    """Settle claims without those about transactions that make this fail, which must wait."""
+    """Settle claims; those about transactions that make settling fail must wait.
+
+    Args:
+        decide: settles the claims, without those about the transactions that it is given.
+        claims: all claims of the range.
+        held: transactions whose claims wait anyway.
+
+    Raises: what is nobody's fault, and the error of `decide` if no transaction is to blame.
+    """
     try:
         return decide(held)
     except NOBODYS_FAULT:
         raise
     except Exception:
         ids = pc.unique(claims["transaction_id"]).to_pylist()
-        problems = culprits(ids, lambda part: decide({*ids, *held} - {*part}))
+        problems = culprits(ids, lambda tried: decide({*ids, *held} - {*tried}))
         if not problems:
             raise
         settlement = decide({*held, *problems})
         return replace(settlement, problems={**problems, **settlement.problems})
 
 
+def are_ended(messages: pa.Table, settled: SettledLog, through: int | None = None) -> Flags:
+    """Tell whether each message is DELIVERED or RECALLED.
+
+    Args:
+        messages: transaction_id and sequence.
+        settled: a pinned log.
+        through: ignore the facts of claims above this version of the op log.
+
+    Reads: settled. Commits: 0.
+    """
+    ids = pc.unique(messages["transaction_id"])
+    facts = settled.deliveries_of(ids)
+    if through is not None:
+        facts = facts.filter(pc.less_equal(facts["op_version"], through))
+    return _are_among(_addresses(messages, ids), facts, ids)
+
+
+def reach_deliveries(clock: StoreClock, facts: pa.Table) -> None:
+    """Let the clock reach the times of deliveries: that of their service may be a little ahead."""
+    is_delivered = pc.equal(facts["state"], DeliveryState.DELIVERED.value)
+    newest_us = pc.max(facts.filter(is_delivered)["op_timestamp"].cast(pa.int64())).as_py()
+    if newest_us is not None:
+        clock.not_beyond(-(-newest_us // 1000))
+
+
 def _is_about(claims: pa.Table, transaction_ids: Collection[str]) -> Flags:
+    """Tell whether each claim is about one of these transactions."""
     if not transaction_ids:
         return np.zeros(claims.num_rows, dtype=bool)
     value_set = pa.array(list(transaction_ids), pa.string())
@@ -393,60 +207,31 @@ def _ends(  # noqa: PLR0913, PLR0917 - as `settle`
     given_up: Mapping[str, str],
     received_ms: ReceivedMs,
 ) -> tuple[pa.Table, dict[str, str]]:
-    """The facts of all claims but DELIVER and RECALL, and which transactions must wait, and why."""
+    """Decide all claims but DELIVER and RECALL.
+
+    Returns: the facts, and the problem of each transaction that must wait.
+    """
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table(), {}
     by_id = Groups.of(claims["transaction_id"])
     with_facts = pc.unique(settled.facts_of(by_id.keys)["transaction_id"])
     summaries, unreadable = half.readable_summaries(by_id.keys)
     group = complete_group(summaries, by_id.keys)
-    problems = undecidable(by_id.keys.filter(pc.is_null(group)), unreadable, given_up)
+    problems = _undecidable(by_id.keys.filter(pc.is_null(group)), unreadable, given_up)
     is_plain = _is_plain(claims, by_id, group, with_facts)
     claims = _with_store_times(claims, summaries, now_ms, received_ms)
     plain = only(claims, is_plain)
     # A transaction that waits lacks halves, so that none of its claims is plain.
     others = only(claims, ~is_plain & ~_is_about(claims, problems))
-    halves, more = _halves(others, half, summaries, given_up)
+    halves, incomparable = _halves(others, half, summaries, given_up)
     folded = _folded(others, halves, settled, now_ms)
-    return pa.concat_tables([_plain_facts(plain, now_ms), folded]), {**problems, **more}
-
-
-def undecidable(
-    transaction_ids: pa.Array, unreadable: Sequence[UnreadableFile], given_up: Collection[str]
-) -> dict[str, str]:
-    """Of transactions that lack rows those that a file may hold that cannot be read, and why."""
-    problems: dict[str, str] = {}
-    for file in unreadable:
-        covered = transaction_ids.filter(pa.array(file.covers(transaction_ids)))
-        problems |= dict.fromkeys(covered.to_pylist(), file.problem)
-    return {name: problem for name, problem in problems.items() if name not in given_up}
-
-
-def _with_store_times(
-    claims: pa.Table, summaries: pa.Table, now_ms: int, received_ms: ReceivedMs
-) -> pa.Table:
-    """The claims; a COMMIT from which a pause counts has the time at which the store received it.
-
-    Its own time is the claimer's, whose clock may be wrong (decision 0030).
-    """
-    paused = pc.unique(summaries.filter(pc.is_valid(summaries["delay_s"]))["transaction_id"])
-    is_commit = pc.equal(claims["kind"], ClaimKind.COMMIT.value)
-    begins = pc.and_(is_commit, pc.is_in(claims["transaction_id"], value_set=paused))
-    versions = integers(claims["_commit_version"], 0)
-    received = received_ms(np.unique(versions[flags(begins)]).tolist())
-    if not received:
-        return claims
-    times_ms = [received.get(version, now_ms) for version in versions.tolist()]
-    times = pa.array(times_ms, pa.int64()).cast(pa.timestamp("ms", "UTC")).cast(MICROSECONDS_UTC)
-    column = claims.schema.get_field_index("op_timestamp")
-    values = pc.if_else(begins, times, claims["op_timestamp"])
-    return claims.set_column(column, claims.schema.field(column), values)
+    return pa.concat_tables([_plain_facts(plain, now_ms), folded]), {**problems, **incomparable}
 
 
 def complete_group(summaries: pa.Table, ids: pa.Array) -> pa.Array:
-    """For each transaction its producer group; null for one that is not complete.
+    """Find the producer group of each transaction; null for one that is not complete.
 
-    All halves are there, once each, and of one producer group.
+    A transaction is complete if all its halves are there, once each, and of one producer group.
     """
     grouped = grouped_summaries(summaries, ids)
     is_complete = pc.and_(
@@ -463,10 +248,24 @@ def complete_group(summaries: pa.Table, ids: pa.Array) -> pa.Array:
     return group.combine_chunks()
 
 
+def _undecidable(
+    transaction_ids: pa.Array, unreadable: Sequence[UnreadableFile], given_up: Collection[str]
+) -> dict[str, str]:
+    """Of transactions that lack rows, find those of which an unreadable file may hold rows.
+
+    Returns: the problem of each, without the transactions that are given up.
+    """
+    problems: dict[str, str] = {}
+    for file in unreadable:
+        covered = transaction_ids.filter(pa.array(file.covers(transaction_ids)))
+        problems |= dict.fromkeys(covered.to_pylist(), file.problem)
+    return {name: problem for name, problem in problems.items() if name not in given_up}
+
+
 def _is_plain(claims: pa.Table, by_id: Groups, group: pa.Array, with_facts: pa.Array) -> Flags:
-    """The claims that columns can decide; claims of one transaction stay together."""
-    of_half = group.take(pa.array(by_id.place))
-    is_of_group = pc.fill_null(pc.equal(of_half, claims["producer_group"]), False)  # noqa: FBT003
+    """Tell which claims columns can decide; claims of one transaction stay together."""
+    group_of_halves = group.take(pa.array(by_id.place))
+    is_of_group = pc.fill_null(pc.equal(group_of_halves, claims["producer_group"]), False)  # noqa: FBT003
     is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS)))
     is_new = ~flags(pc.is_in(by_id.keys, value_set=with_facts))
     is_first = (by_id.count() == 1) & is_new
@@ -474,17 +273,34 @@ def _is_plain(claims: pa.Table, by_id: Groups, group: pa.Array, with_facts: pa.A
     return is_plain
 
 
+def _with_store_times(
+    claims: pa.Table, summaries: pa.Table, now_ms: int, received_ms: ReceivedMs
+) -> pa.Table:
+    """Give each COMMIT from which a pause counts the time at which the store received it.
+
+    Its own time is the claimer's, whose clock may be wrong (decision 0030).
+    """
+    paused = pc.unique(summaries.filter(pc.is_valid(summaries["delay_s"]))["transaction_id"])
+    is_commit = pc.equal(claims["kind"], ClaimKind.COMMIT.value)
+    begins_pause = pc.and_(is_commit, pc.is_in(claims["transaction_id"], value_set=paused))
+    versions = integers(claims["_commit_version"], 0)
+    received = received_ms(np.unique(versions[flags(begins_pause)]).tolist())
+    if not received:
+        return claims
+    times_ms = [received.get(version, now_ms) for version in versions.tolist()]
+    times = pa.array(times_ms, pa.int64()).cast(pa.timestamp("ms", "UTC")).cast(MICROSECONDS_UTC)
+    column = claims.schema.get_field_index("op_timestamp")
+    values = pc.if_else(begins_pause, times, claims["op_timestamp"])
+    return claims.set_column(column, claims.schema.field(column), values)
+
+
 def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
-    """A fact for each claim of the common case."""
-    now = timestamp(now_ms)
-    count = claims.num_rows
-    kinds = pa.array(list(_PLAIN_ENDS))
-    states = pa.array(list(_PLAIN_ENDS.values())).take(
-        pc.index_in(claims["kind"], value_set=kinds).combine_chunks()
-    )
+    """Make a fact for each claim of the common case."""
+    now, count = timestamp(now_ms), claims.num_rows
+    kinds, states = pa.array(list(_PLAIN_ENDS)), pa.array(list(_PLAIN_ENDS.values()))
     columns = {
         "transaction_id": claims["transaction_id"],
-        "state": states,
+        "state": states.take(pc.index_in(claims["kind"], value_set=kinds).combine_chunks()),
         "sequences": pa.nulls(count, SETTLED.columns.field("sequences").type),
         "op_version": claims["_commit_version"],
         "ordinal": claims["ordinal"],
@@ -502,7 +318,10 @@ def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
 def _halves(
     claims: pa.Table, half: HalfLog, summaries: pa.Table, given_up: Mapping[str, str]
 ) -> tuple[dict[str, Halves], dict[str, str]]:
-    """The halves of these transactions; and those that cannot be compared, and why."""
+    """Compare the halves of the transactions of these claims, with those that are given up.
+
+    Returns: the halves by transaction, and the problem of each that cannot be compared.
+    """
     halves = {name: Halves(group, None, 0) for name, group in given_up.items()}
     if claims.num_rows == 0:
         return halves, {}
@@ -510,7 +329,7 @@ def _halves(
     summaries = summaries.filter(pc.is_in(summaries["transaction_id"], value_set=ids))
     try:
         return {**halves, **half.readable_halves_of(summaries)}, {}
-    except (TxmqError, OSError, MemoryError):
+    except NOBODYS_FAULT:
         raise
     except Exception:  # noqa: BLE001 - one strange row must not stop the others
         return _halves_one_by_one(ids, half, summaries, halves)
@@ -519,34 +338,35 @@ def _halves(
 def _halves_one_by_one(
     ids: pa.Array, half: HalfLog, summaries: pa.Table, halves: dict[str, Halves]
 ) -> tuple[dict[str, Halves], dict[str, str]]:
+    """Compare the halves of one transaction after the other, to find the strange ones."""
     problems: dict[str, str] = {}
     for transaction_id in ids.to_pylist():
         rows = summaries.filter(pc.equal(summaries["transaction_id"], transaction_id))
         try:
             halves |= half.readable_halves_of(rows)
-        except (TxmqError, OSError, MemoryError):
+        except NOBODYS_FAULT:
             raise
         except Exception as error:  # noqa: BLE001 - kept as the problem of this transaction
             if transaction_id not in halves:
                 kind = type(error).__name__
                 problems[transaction_id] = f"its halves cannot be compared ({kind})"
-    return {name: one for name, one in halves.items() if name not in problems}, problems
+    return halves, problems
 
 
 def _folded(
     claims: pa.Table, halves: Mapping[str, Halves], settled: SettledLog, now_ms: int
 ) -> pa.Table:
-    """The facts that the fold makes of these claims."""
+    """Fold these claims; return the facts."""
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table()
     ids = pc.unique(claims["transaction_id"])
     standings = settled.standings(ids)
     facts: list[Fact] = []
-    for transaction_id, claims_of_one in _by_transaction(claims).items():
+    for transaction_id, transaction_claims in _by_transaction(claims).items():
         # Claims about a transaction without any half have no effect.
         if transaction_id in halves:
             standing = standings.get(transaction_id, PENDING)
-            facts.extend(fold(claims_of_one, halves[transaction_id], standing)[1])
+            facts.extend(fold(transaction_claims, halves[transaction_id], standing)[1])
     times = _op_timestamps(claims)
     op_timestamps = [times[fact.claim.op_version, fact.claim.ordinal] for fact in facts]
     return settled_table(facts, now_ms, op_timestamps)
@@ -560,7 +380,184 @@ def _by_transaction(claims: pa.Table) -> dict[str, list[Claim]]:
 
 
 def _op_timestamps(claims: pa.Table) -> dict[tuple[int, int], object]:
-    """The op_timestamp of each claim, by op_version and ordinal."""
+    """Return the op_timestamp of each claim, by op_version and ordinal."""
     versions, ordinals = claims["_commit_version"].to_pylist(), claims["ordinal"].to_pylist()
     times = claims["op_timestamp"].to_pylist()
     return dict(zip(zip(versions, ordinals, strict=True), times, strict=True))
+
+
+def settle_deliveries(
+    claims: pa.Table,
+    ends: pa.Table,
+    logs: tuple[HalfLog, ScheduleLog | None, SettledLog],
+    now_ms: int,
+    given_up: Collection[str] = (),
+) -> tuple[pa.Table, dict[str, str]]:
+    """Decide DELIVER and RECALL claims.
+
+    Args:
+        claims: CLAIM_COLUMNS and `_commit_version`, of these two kinds only.
+        ends: the facts about whole transactions of the same range of claims.
+        logs: half, schedule and settled, pinned; half is not older than the range.
+        now_ms: the settled_timestamp of the facts.
+        given_up: transactions whose unreadable messages count as missing.
+
+    Returns: the facts, as SETTLED, and by transaction why its claims must wait: a file that may
+        hold messages that they name cannot be read.
+
+    Reads: half, the schedule, settled. Commits: 0.
+    """
+    if claims.num_rows == 0:
+        return SETTLED.columns.empty_table(), {}
+    half, schedule, settled = logs
+    ids = pc.unique(claims["transaction_id"])
+    messages, unreadable = readable_delayed_messages(half, schedule, ids)
+    problems = _undecidable(_lacking(claims, messages), unreadable, given_up) if unreadable else {}
+    if problems:
+        waiting = pa.array(list(problems), pa.string())
+        claims, messages = (
+            rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=waiting)))
+            for rows in (claims, messages)
+        )
+    return _delivered(claims, messages, ends, settled, now_ms), problems
+
+
+def _lacking(claims: pa.Table, messages: pa.Table) -> pa.Array:
+    """Find the transactions with claims about messages that were not read, or about all of them."""
+    by_id = Groups.of(claims["transaction_id"])
+    claim, sequence = list_items(claims["sequences"])
+    row = find_pairs((by_id.place[claim], sequence), _addresses(messages, by_id.keys))
+    is_lacking = flags(pc.is_null(claims["sequences"])).copy()
+    is_lacking[claim[row == NOT_FOUND]] = True
+    return pc.unique(claims["transaction_id"].filter(pa.array(is_lacking)))
+
+
+def _delivered(
+    claims: pa.Table, messages: pa.Table, ends: pa.Table, settled: SettledLog, now_ms: int
+) -> pa.Table:
+    """Make the facts of claims whose messages were read."""
+    if claims.num_rows == 0:
+        return SETTLED.columns.empty_table()
+    by_id = Groups.of(claims["transaction_id"])
+    commits = _commits(by_id.keys, ends, settled)
+    addresses = _addresses(messages, by_id.keys)
+    named = _named(claims, by_id, addresses)
+    row = find_pairs((named.place, named.sequence), addresses)
+    groups = messages["producer_group"].take(pa.array(row, mask=row == NOT_FOUND))
+    named = named.filter(_fits(named, claims, groups, commits))
+    deliveries = settled.deliveries_of(by_id.keys)
+    named = named.filter(~_are_among((named.place, named.sequence), deliveries, by_id.keys))
+    return _facts(claims, _first(named, claims), commits, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commits:
+    """The COMMIT of each transaction, if there is one: its place in the op log and its life."""
+
+    is_there: Flags
+    op_version: Integers
+    ordinal: Integers
+    life: Integers
+
+
+def _commits(ids: pa.Array, ends: pa.Table, settled: SettledLog) -> _Commits:
+    """Find the COMMIT of each transaction: in the settled log, or among the facts of this range."""
+    earlier = settled.facts_of(ids).select(_COMMIT_COLUMNS)
+    facts = pa.concat_tables([earlier, ends.select(_COMMIT_COLUMNS)])
+    facts = facts.filter(pc.equal(facts["state"], TransactionState.COMMITTED.value))
+    row = integers(pc.index_in(ids, value_set=facts["transaction_id"].combine_chunks()), NOT_FOUND)
+    by_id = facts.take(pa.array(row, mask=row == NOT_FOUND))
+    return _Commits(
+        row != NOT_FOUND,
+        integers(by_id["op_version"], 0),
+        integers(by_id["ordinal"], 0),
+        integers(by_id["life"], 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Messages that claims name: the claim's row, its transaction's number, the sequence."""
+
+    claim: Integers
+    place: Integers
+    sequence: Integers
+
+    def filter(self, rows: Flags | Integers) -> _Named:
+        return _Named(self.claim[rows], self.place[rows], self.sequence[rows])
+
+
+def _named(claims: pa.Table, by_id: Groups, addresses: tuple[Integers, Integers]) -> _Named:
+    """List the messages that claims name; a claim without sequences names all delayed messages."""
+    claim, sequence = list_items(claims["sequences"])
+    by_sequence = _Named(claim, by_id.place[claim], sequence)
+    without = np.flatnonzero(flags(pc.is_null(claims["sequences"])))
+    place, sequence = addresses
+    claim, message = equal_pairs(by_id.place[without], place, len(by_id.keys))
+    of_all = _Named(without[claim], place[message], sequence[message])
+    return _Named(
+        np.concatenate([by_sequence.claim, of_all.claim]),
+        np.concatenate([by_sequence.place, of_all.place]),
+        np.concatenate([by_sequence.sequence, of_all.sequence]),
+    )
+
+
+def _fits(named: _Named, claims: pa.Table, groups: pa.ChunkedArray, commits: _Commits) -> Flags:
+    """Tell which named messages are delayed, of the claim's group, and committed before it.
+
+    `groups` are the producer groups of the named messages; null for a message that is not delayed.
+    """
+    same_group = pc.equal(claims["producer_group"].take(pa.array(named.claim)), groups)
+    version = integers(claims["_commit_version"], 0)[named.claim]
+    ordinal = integers(claims["ordinal"], 0)[named.claim]
+    committed = commits.op_version[named.place]
+    is_later = (version > committed) | (
+        (version == committed) & (ordinal > commits.ordinal[named.place])
+    )
+    is_same_group = flags(pc.fill_null(same_group, False))  # noqa: FBT003
+    fits: Flags = is_same_group & is_later & commits.is_there[named.place]
+    return fits
+
+
+def _first(named: _Named, claims: pa.Table) -> _Named:
+    """Keep the first claim about each message, in the order of the claims."""
+    version, ordinal = integers(claims["_commit_version"], 0), integers(claims["ordinal"], 0)
+    order = np.lexsort((ordinal[named.claim], version[named.claim]))
+    ordered = named.filter(order)
+    return ordered.filter(first_of_each(ordered.place, ordered.sequence))
+
+
+def _facts(claims: pa.Table, named: _Named, commits: _Commits, now_ms: int) -> pa.Table:
+    """Make a fact for each claim that took effect, with the messages for which it did."""
+    named = named.filter(np.lexsort((named.sequence, named.claim)))
+    rows, begins = np.unique(named.claim, return_index=True)
+    ends = np.append(begins, len(named.claim))
+    sequences = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(named.sequence))
+    claims = claims.take(pa.array(rows))
+    now = pa.scalar(timestamp(now_ms), MICROSECONDS_UTC)
+    columns = {
+        **{name: claims[name] for name in SETTLED.columns.names if name in claims.column_names},
+        "state": _DELIVERED_STATES.take(
+            pc.index_in(claims["kind"], value_set=_DELIVERY_KINDS).combine_chunks()
+        ),
+        "sequences": sequences,
+        "op_version": claims["_commit_version"],
+        "settled_timestamp": pa.repeat(now, len(rows)),
+        "life": pa.array(commits.life[named.place[begins]], pa.int32()),
+        "store_date": pa.repeat(pa.scalar(timestamp(now_ms).date()), len(rows)),
+    }
+    return pa.table([columns[name] for name in SETTLED.columns.names], schema=SETTLED.columns)
+
+
+def _are_among(addresses: tuple[Integers, Integers], deliveries: pa.Table, ids: pa.Array) -> Flags:
+    """Tell whether each message is named by one of these facts."""
+    row, sequence = list_items(deliveries["sequences"])
+    place = integers(pc.index_in(deliveries["transaction_id"], value_set=ids), NOT_FOUND)[row]
+    is_among: Flags = find_pairs(addresses, (place, sequence)) != NOT_FOUND
+    return is_among
+
+
+def _addresses(messages: pa.Table, ids: pa.Array) -> tuple[Integers, Integers]:
+    """Return the number in `ids` of each message's transaction, and each message's sequence."""
+    place = integers(pc.index_in(messages["transaction_id"], value_set=ids), NOT_FOUND)
+    return place, integers(messages["sequence"], NOT_FOUND)

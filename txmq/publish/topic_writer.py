@@ -1,4 +1,4 @@
-"""Appends messages to topics, exactly once, also beside other publishers."""
+"""Append messages to topics, exactly once, also beside other publishers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from txmq.errors import (
     UnreadableFileError,
 )
 from txmq.ground.clock import Clock
-from txmq.ground.columns import flags
+from txmq.ground.columns import Flags, flags
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.ground.results import Sum
@@ -42,51 +42,12 @@ if TYPE_CHECKING:
     from txmq.store.op import OpLog
     from txmq.store.store import Store
 
-
-# --- culprits:
-
-# Each try repeats the work for a part of the transactions.
+# The search for culprits tries so often; each try repeats the work for a part of the transactions.
 MAX_TRIES = 64
 # Errors of the table, the disk or the machine: no transaction is to blame.
 NOBODYS_FAULT = (TxmqError, OSError, MemoryError)
-
-
-def culprits(
-    transaction_ids: Sequence[str], work: Callable[[Sequence[str]], object]
-) -> dict[str, str]:
-    """The transactions for which `work` fails by themselves, each with the type of its error.
-
-    Args:
-        transaction_ids: for all of them together it failed.
-        work: is called for halves of them, and for halves of these; what it does must not last.
-
-    Returns: none where MAX_TRIES did not find them all.
-
-    Raises: what is nobody's fault, such as a full disk.
-    """
-    problems: dict[str, str] = {}
-    waiting = [list(transaction_ids)]
-    for _ in range(MAX_TRIES):
-        if not waiting:
-            return problems
-        part = waiting.pop()
-        try:
-            work(part)
-        except NOBODYS_FAULT:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a strange row leads to
-            middle = len(part) // 2
-            if middle:
-                waiting += [part[:middle], part[middle:]]
-            else:
-                problems[part[0]] = f"it cannot be processed ({type(error).__name__})"
-    return {}
-
-
-# --- topic_writer:
-
 _REBUILD = "restore it, or run txmq rebuild-topic"
-# Registers transactions, each with its problem, from a version on; says how many are new.
+# Registers transactions, each with its problem, from a version on; returns how many are new.
 SetAside = Callable[[Mapping[str, str], int], int]
 
 
@@ -157,33 +118,12 @@ class TopicWriter:
         self._clashes: dict[str, str] = {}
 
     def expect(self, names: Iterable[str]) -> None:
-        """Look once which of the new topics differ from others in case alone; before `write`."""
+        """Find which of the new topics differ from others in case alone; call it before `write`."""
         new = [name for name in names if name not in self._topics]
         self._clashes = clashing_names(self._store, new) if new else {}
 
-    def forget(self, name: str) -> None:
-        """Open the topic anew at its next use."""
-        self._topics.pop(name, None)
-
-    def mark(self, name: str) -> int:
-        """The op version up to which a topic has its messages now. Raises: as `write`."""
-        return self._refreshed_end(self._topic(name)).mark
-
-    def check(self, name: str) -> None:
-        """Look at a topic that nobody writes. Raises: TopicBehindError if it was further before."""
-        is_new = name not in self._topics
-        try:
-            self._refreshed_end(self._topic(name))
-        except StoreNotFoundError:
-            self.forget(name)
-            self._topic(name)
-        finally:
-            if is_new:
-                # A store may have thousands of topics that nobody writes.
-                self.forget(name)
-
     def write_each(self, names: Sequence[str], goal: Goal) -> dict[str, Future[PublishResult]]:
-        """`write` for each topic, beside each other."""
+        """Begin `write` for each topic, beside each other; a single one has ended on return."""
         return self._begun(names, self.write, goal, beside=len(names) > 1)
 
     def try_each(self, names: Sequence[str], goal: Goal) -> dict[str, Future[PublishResult]]:
@@ -192,36 +132,6 @@ class TopicWriter:
         An error sets no transaction aside: `write` does, which comes to the same error.
         """
         return self._begun(names, self._try_once, goal, beside=True)
-
-    def _begun(
-        self,
-        names: Sequence[str],
-        work: Callable[[str, Goal], PublishResult],
-        goal: Goal,
-        *,
-        beside: bool,
-    ) -> dict[str, Future[PublishResult]]:
-        """Begin the work of each topic; where one cannot begin, the others have ended."""
-        # Those of a call that was broken off are at work on the same tables.
-        wait(self._running)
-        self.expect(names)
-        begin = partial(submitted, self._threads) if beside else called
-        tasks: dict[str, Future[PublishResult]] = {}
-        self._running = tasks.values()
-        try:
-            for name in names:
-                tasks[name] = begin(work, name, goal)
-        except BaseException:
-            wait(tasks.values())
-            raise
-        return tasks
-
-    def _try_once(self, name: str, goal: Goal) -> PublishResult:
-        topic = self._topic(name)
-        missing = self._missing(topic, goal.plan, goal)
-        if missing is None:
-            return PublishResult()
-        return self._appended(topic, missing, goal, goal.mark)
 
     def write(self, name: str, goal: Goal) -> PublishResult:
         """Append the missing messages to a topic in one commit, or none.
@@ -247,19 +157,6 @@ class TopicWriter:
             else:
                 return replace(result, refused=refused, set_aside=set_aside)
         raise CommitConflictError(name, f"other publishers were faster {refused} times")
-
-    def _missing(self, topic: TopicLog, plan: Plan, goal: Goal) -> Plan | None:
-        """What the newest version of a topic lacks; None where it lacks nothing."""
-        self._refreshed_end(topic)
-        self._check_not_ahead(topic, goal.mark)
-        missing = plan.of_topic(topic.name, max(goal.after, topic.mark))
-        return missing if goal.mark > topic.mark and missing.rows.num_rows else None
-
-    def _appended(self, topic: TopicLog, missing: Plan, goal: Goal, mark: int) -> PublishResult:
-        end, count = self.ends[topic.name], missing.rows.num_rows
-        self._append(topic, missing, goal)
-        self.ends[topic.name] = end.appended(mark, count)
-        return PublishResult(published=count, topic_commits=1)
 
     def write_late(self, name: str, goal: Goal, given_up: Collection[str]) -> PublishResult:
         """Append messages that the topic has passed without them, each once.
@@ -290,20 +187,102 @@ class TopicWriter:
                 return replace(result, refused=refused)
         raise CommitConflictError(name, f"other publishers were faster {refused} times")
 
+    def mark(self, name: str) -> int:
+        """Return the op version up to which a topic has its messages now. Raises: as `write`."""
+        return self._refreshed_end(self._topic(name)).mark
+
+    def check(self, name: str) -> None:
+        """Look at a topic that nobody writes. Raises: TopicBehindError if it was further before."""
+        is_new = name not in self._topics
+        try:
+            self._refreshed_end(self._topic(name))
+        except StoreNotFoundError:
+            self.forget(name)
+            self._topic(name)
+        finally:
+            if is_new:
+                # A store may have thousands of topics that nobody writes.
+                self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Open the topic anew at its next use."""
+        self._topics.pop(name, None)
+
+    # --- appending --------------------------------------------------------------------------------
+
+    def _begun(
+        self,
+        names: Sequence[str],
+        work: Callable[[str, Goal], PublishResult],
+        goal: Goal,
+        *,
+        beside: bool,
+    ) -> dict[str, Future[PublishResult]]:
+        """Begin the work of each topic; if one cannot begin, wait for the others and raise."""
+        # Tasks of a call that was broken off are still at work on the same tables.
+        wait(self._running)
+        self.expect(names)
+        begin = partial(submitted, self._threads) if beside else called
+        tasks: dict[str, Future[PublishResult]] = {}
+        self._running = tasks.values()
+        try:
+            for name in names:
+                tasks[name] = begin(work, name, goal)
+        except BaseException:
+            wait(tasks.values())
+            raise
+        return tasks
+
+    def _try_once(self, name: str, goal: Goal) -> PublishResult:
+        """Append the missing messages to a topic; a refused commit and all errors are raised."""
+        topic = self._topic(name)
+        missing = self._missing(topic, goal.plan, goal)
+        if missing is None:
+            return PublishResult()
+        return self._appended(topic, missing, goal, goal.mark)
+
+    def _missing(self, topic: TopicLog, plan: Plan, goal: Goal) -> Plan | None:
+        """Plan what the newest version of a topic lacks; None if it lacks nothing."""
+        self._refreshed_end(topic)
+        self._check_not_ahead(topic, goal.mark)
+        missing = plan.of_topic(topic.name, max(goal.after, topic.mark))
+        return missing if goal.mark > topic.mark and missing.rows.num_rows else None
+
     def _refreshed_end(self, topic: TopicLog) -> TopicEnd:
-        """How far the newest version is. Raises: TopicBehindError if it was further before."""
+        """Read how far the newest version is. Raises: TopicBehindError if it was further before."""
         topic.table.refresh()
-        end, known = topic.end, self.ends.get(topic.name)
-        if known is not None and end.is_behind(known):
+        end, seen = topic.end, self.ends.get(topic.name)
+        if seen is not None and end.is_behind(seen):
             problem = (
-                f"was restored to an older copy: it had {known.messages:,} messages up to version "
-                f"{known.mark} of the op log, and has {end.messages:,} up to {end.mark}"
+                f"was restored to an older copy: it had {seen.messages:,} messages up to version "
+                f"{seen.mark} of the op log, and has {end.messages:,} up to {end.mark}"
             )
             raise TopicBehindError(topic.name, f"{problem}; {_REBUILD}")
         self.ends[topic.name] = end
         return end
 
+    def _check_not_ahead(self, topic: TopicLog, mark: int) -> None:
+        """Raise SourceRestoredError if the topic has more than was ever settled.
+
+        What is sent now would count as published already.
+        """
+        if topic.mark <= mark:
+            return
+        # Another publisher may have settled more.
+        settled = self._store.tables.settled_log(self._op.table.table_id).mark
+        if topic.mark > settled:
+            problem = f"is published up to {topic.mark}, but only {settled} is settled"
+            raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
+
+    def _appended(self, topic: TopicLog, missing: Plan, goal: Goal, mark: int) -> PublishResult:
+        """Append messages in one commit; note how far the topic is, `mark` if that is further."""
+        end, count = self.ends[topic.name], missing.rows.num_rows
+        self._append(topic, missing, goal)
+        self.ends[topic.name] = end.appended(mark, count)
+        return PublishResult(published=count, topic_commits=1)
+
     def _append(self, topic: TopicLog, missing: Plan, goal: Goal) -> None:
+        """Write the files, commit them to the topic, and tell the hooks."""
         begun_ns = time.time_ns()
         begin = topic.next_offsets(pc.unique(missing.rows["queue_id"]).to_pylist())
         offsets, next_offsets = offsets_in_order(missing.rows["queue_id"], begin)
@@ -318,11 +297,12 @@ class TopicWriter:
         reached(FailPoint.TOPIC_COMMITTED)
         self._watch.published(topic.name, missing, begun_ns)
 
-    # --- transactions that cannot be written -----------------------------------------------------
+    # --- transactions that cannot be written ------------------------------------------------------
 
     def _culprits(
         self, topic: TopicLog, missing: Plan, facts: pa.Table, error: Exception
     ) -> dict[str, str]:
+        """Find the transactions that are to blame for an error of the engine, if any is."""
         if isinstance(error, UnreadableFileError):
             return _owners_of_file(missing, facts, error)
         if isinstance(error, NOBODYS_FAULT):
@@ -340,15 +320,19 @@ class TopicWriter:
     ) -> None:
         """Write the messages of some transactions into files that no commit names."""
         chosen = pa.array(transaction_ids, pa.string())
-        part = missing.only(pc.is_in(owners, value_set=chosen))
-        offsets = pa.array(np.zeros(part.rows.num_rows, dtype=np.int64))
-        engine = self._engines.engine_for(part, topic.table)
-        files = engine.write(topic.table, part, offsets, self._clock.now_ms())
+        plan = missing.only(pc.is_in(owners, value_set=chosen))
+        offsets = pa.array(np.zeros(plan.rows.num_rows, dtype=np.int64))
+        engine = self._engines.engine_for(plan, topic.table)
+        files = engine.write(topic.table, plan, offsets, self._clock.now_ms())
         delete_files(topic.table, [file.path for file in files])
 
-    # --- opening ---------------------------------------------------------------------------------
+    # --- opening ----------------------------------------------------------------------------------
 
     def _topic(self, name: str) -> TopicLog:
+        """Open a topic, and make it if this is its first message.
+
+        Raises: TopicConflictError, TopicBehindError, SourceRestoredError.
+        """
         if name not in self._topics:
             if name in self._clashes:
                 problem = f"the topic {self._clashes[name]} differs only in case"
@@ -369,27 +353,14 @@ class TopicWriter:
         fingerprint = topic.fingerprint
         if fingerprint is None:
             return
-        kept = commit_fingerprint(self._op.table, topic.mark)
-        if kept not in (None, fingerprint):
+        op_fingerprint = commit_fingerprint(self._op.table, topic.mark)
+        if op_fingerprint not in (None, fingerprint):
             problem = f"follows another commit {topic.mark} of the op log"
-            raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
-
-    def _check_not_ahead(self, topic: TopicLog, mark: int) -> None:
-        """Raise SourceRestoredError if the topic has more than was ever settled.
-
-        What is sent now would count as published already.
-        """
-        if topic.mark <= mark:
-            return
-        # Another publisher may have settled more.
-        settled = self._store.tables.settled_log(self._op.table.table_id).mark
-        if topic.mark > settled:
-            problem = f"is published up to {topic.mark}, but only {settled} is settled"
             raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
 
 
 def clashing_names(store: Store, names: Iterable[str]) -> dict[str, str]:
-    """Each of these topics that differs in case alone from another one, and that one."""
+    """Map each of these topics that differs in case alone from another one to that one."""
     folders: dict[str, list[str]] = {}
     for folder in store.tables.topic_folders():
         folders.setdefault(folder.lower(), []).append(folder)
@@ -408,12 +379,13 @@ def clashing_names(store: Store, names: Iterable[str]) -> dict[str, str]:
 
 
 def _without(plan: Plan, facts: pa.Table, transaction_ids: Iterable[str]) -> Plan:
+    """Return the plan without the messages of these transactions."""
     gone = pa.array(list(transaction_ids), pa.string())
     return plan.only(pc.invert(pc.is_in(plan.owners(facts), value_set=gone)))
 
 
 def _owners_of_file(plan: Plan, facts: pa.Table, error: UnreadableFileError) -> dict[str, str]:
-    """The transactions with messages in the file; none if another process has replaced it."""
+    """Find the transactions with messages in the file; none if another process replaced it."""
     numbers = [n for n, source in enumerate(plan.files) if source.file.path == error.path]
     sources = [plan.files[number] for number in numbers]
     problem = str(error)
@@ -425,10 +397,40 @@ def _owners_of_file(plan: Plan, facts: pa.Table, error: UnreadableFileError) -> 
     return dict.fromkeys(owners.to_pylist(), problem)
 
 
-def _is_shown(
-    topic: TopicLog, plan: Plan, facts: pa.Table
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which messages the topic has already; one commit appends all messages of a fact."""
+def culprits(
+    transaction_ids: Sequence[str], work: Callable[[Sequence[str]], object]
+) -> dict[str, str]:
+    """Find the transactions for which `work` fails by themselves, each with its type of error.
+
+    Args:
+        transaction_ids: for all of them together it failed.
+        work: is called for halves of them, and for halves of these; what it does must not last.
+
+    Returns: the problem of each; none if MAX_TRIES did not find them all.
+
+    Raises: what is nobody's fault, such as a full disk.
+    """
+    problems: dict[str, str] = {}
+    waiting = [list(transaction_ids)]
+    for _ in range(MAX_TRIES):
+        if not waiting:
+            return problems
+        ids = waiting.pop()
+        try:
+            work(ids)
+        except NOBODYS_FAULT:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a strange row leads to
+            middle = len(ids) // 2
+            if middle:
+                waiting += [ids[:middle], ids[middle:]]
+            else:
+                problems[ids[0]] = f"it cannot be processed ({type(error).__name__})"
+    return {}
+
+
+def _is_shown(topic: TopicLog, plan: Plan, facts: pa.Table) -> Flags:
+    """Tell which messages the topic has already; one commit appends all messages of a fact."""
     owners = plan.owners(facts)
     ids = pc.unique(owners).drop_null()
     rows = topic.table.rows_of("transaction_id", ids, ("transaction_id", "op_version"))
@@ -436,5 +438,6 @@ def _is_shown(
 
 
 def _key(transaction_ids: pa.ChunkedArray, rows: pa.Table) -> pa.ChunkedArray:
+    """Join the transaction and the op version of each row to one text."""
     version = rows["op_version"].cast(pa.string())
     return pc.binary_join_element_wise(transaction_ids, version, "/")

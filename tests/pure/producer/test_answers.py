@@ -14,6 +14,13 @@ from txmq.producer.group_commit import Awaited, GroupCommitter, Size, Woken
 TIMEOUT_S = 30
 
 
+def submit(group: GroupCommitter[int, int], item: int) -> Awaited[int]:
+    """Queue an item, for a caller who waits."""
+    awaited: Awaited[int] = Awaited()
+    group.submit_to(awaited, item, Size(1))
+    return awaited
+
+
 class Gate:
     """Commits wait here."""
 
@@ -61,7 +68,7 @@ def test_all_of_many_threads_are_woken(gate: Gate, group: GroupCommitter[int, in
     gate.is_open.set()
 
     def call(number: int) -> list[int]:
-        return [group.submit(item, Size(1)).result(TIMEOUT_S) for item in range(number, 500, 50)]
+        return [submit(group, item).result(TIMEOUT_S) for item in range(number, 500, 50)]
 
     with ThreadPoolExecutor(50) as pool:
         answers = [answer for own in pool.map(call, range(50)) for answer in own]
@@ -70,9 +77,9 @@ def test_all_of_many_threads_are_woken(gate: Gate, group: GroupCommitter[int, in
 
 
 def test_who_gives_up_keeps_nobody_asleep(gate: Gate, group: GroupCommitter[int, int]) -> None:
-    first = group.submit(1, Size(1))
+    first = submit(group, 1)
     assert gate.is_entered.wait(TIMEOUT_S)
-    lost, others = group.submit(2, Size(1)), [group.submit(n, Size(1)) for n in range(3, 6)]
+    lost, others = submit(group, 2), [submit(group, n) for n in range(3, 6)]
     with pytest.raises(TimeoutError):
         lost.result(0.0)
 
@@ -87,10 +94,10 @@ def test_who_gives_up_keeps_nobody_asleep(gate: Gate, group: GroupCommitter[int,
 def test_threads_that_sleep_while_it_breaks_have_their_answers(
     gate: Gate, group: GroupCommitter[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = group.submit(1, Size(1))
+    first = submit(group, 1)
     assert gate.is_entered.wait(TIMEOUT_S)
     # They share the second commit.
-    others = [group.submit(number, Size(1)) for number in range(2, 6)]
+    others = [submit(group, number) for number in range(2, 6)]
 
     def broken() -> None:
         raise SystemExit

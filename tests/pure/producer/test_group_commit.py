@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -18,6 +18,13 @@ from txmq.errors import ClosedError
 from txmq.producer.group_commit import Awaited, GroupCommitter, Size, Woken
 
 THREADS = 8
+
+
+def submit(group: GroupCommitter[int, int], item: int) -> Awaited[int]:
+    """Queue an item, for a caller who waits."""
+    awaited: Awaited[int] = Awaited()
+    group.submit_to(awaited, item, Size(1))
+    return awaited
 
 
 class Log:
@@ -57,7 +64,7 @@ def test_each_item_of_many_threads_has_its_own_answer() -> None:
 
     def send(thread: int) -> list[tuple[int, int]]:
         numbers = range(thread * 1000, thread * 1000 + 1000)
-        futures = [(number, group.submit(number, Size(1))) for number in numbers]
+        futures = [(number, submit(group, number)) for number in numbers]
         return [(number, future.result(30)) for number, future in futures]
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -73,14 +80,14 @@ def test_who_sends_while_it_is_closed_is_answered_or_told(attempt: int) -> None:
     log = Log()
     group = committer(log, linger_s=0.001)
     begin = threading.Barrier(THREADS + 1)
-    taken: list[Future[int]] = []
+    taken: list[Awaited[int]] = []
     refused: list[int] = []
 
     def send(thread: int) -> None:
         begin.wait()
         for number in range(thread * 1000, thread * 1000 + 500):
             try:
-                taken.append(group.submit(number, Size(1)))
+                taken.append(submit(group, number))
             except ClosedError:
                 refused.append(number)
 
@@ -104,7 +111,7 @@ def test_callers_wait_where_there_is_no_room() -> None:
     most = 0
     futures = []
     for number in range(60):
-        futures.append(group.submit(number, Size(1)))
+        futures.append(submit(group, number))
         most = max(most, len(group._waiting))
     group.close()
 
@@ -129,7 +136,7 @@ def test_single_caller_of_one_without_linger_waits_for_nobody() -> None:
     log = Log()
     group = committer(log)
     for number in range(100):
-        assert group.submit(number, Size(1)).result(5) == -number
+        assert submit(group, number).result(5) == -number
     group.close()
 
     assert log.commits == [[number] for number in range(100)]
@@ -146,11 +153,11 @@ def test_error_of_a_commit_reaches_each_caller_and_the_next_commit_is_made() -> 
 
     group: GroupCommitter[int, int] = GroupCommitter(commit, name="test", max_rows=10)
     with pytest.raises(OSError, match="disk"):
-        group.submit(1, Size(1)).result(5)
-    assert group.submit(2, Size(1)).result(5) == 2
+        submit(group, 1).result(5)
+    assert submit(group, 2).result(5) == 2
     group.close()
     with pytest.raises(ClosedError):
-        group.submit(3, Size(1))
+        submit(group, 3)
 
 
 def test_commit_has_no_more_bytes_than_allowed_but_for_one_large_item() -> None:
@@ -181,8 +188,8 @@ def test_commit_that_raises_no_exception_is_told_and_the_next_commit_is_made() -
 
     group: GroupCommitter[int, int] = GroupCommitter(commit, name="test", max_rows=10)
     with pytest.raises(Panic):
-        group.submit(1, Size(1)).result(5)
-    assert group.submit(2, Size(1)).result(5) == 2
+        submit(group, 1).result(5)
+    assert submit(group, 2).result(5) == 2
     group.close()
 
 
@@ -190,7 +197,7 @@ def test_commit_with_too_few_answers_is_an_error_of_each_caller() -> None:
     group: GroupCommitter[int, int] = GroupCommitter(lambda _: [], name="test", max_rows=10)
 
     with pytest.raises(ValueError, match="shorter"):
-        group.submit(1, Size(1)).result(5)
+        submit(group, 1).result(5)
     group.close()
 
 
@@ -205,12 +212,12 @@ def test_thread_that_breaks_answers_all_and_refuses_later_items(
     monkeypatch.setattr(group, "_take", broken)
     with group._lock:
         group._waiting.append((1, 1, 0, None))
-    future = group.submit(2, Size(1))
+    future = submit(group, 2)
 
     with pytest.raises(Panic):
         future.result(5)
     with pytest.raises(ClosedError, match="broke"):
-        group.submit(3, Size(1))
+        submit(group, 3)
     assert refused == [1]
     group.close()
 
@@ -228,9 +235,9 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError, match="start new thread"):
-            group.submit(1, Size(1))
+            submit(group, 1)
 
-    assert group.submit(2, Size(1)).result(5) == -2
+    assert submit(group, 2).result(5) == -2
     group.close()
     assert log.items == [2]
 
@@ -252,7 +259,7 @@ def test_thread_that_breaks_while_it_takes_items_answers_all_and_each_once(
     monkeypatch.setattr(group, "_waiting", Torn())
     with group._lock:
         group._waiting.extend([(1, 1, 0, None), (2, 1, 0, None)])
-    futures = [group.submit(item, Size(1)) for item in (3, 4)]
+    futures = [submit(group, item) for item in (3, 4)]
 
     for future in futures:
         with pytest.raises(Panic):
@@ -280,7 +287,7 @@ def test_thread_that_breaks_before_it_wakes_a_caller_leaves_nobody_waiting() -> 
 
 def test_interrupt_of_a_caller_leaves_no_lock_taken() -> None:
     group = committer(Log())
-    group.submit(1, Size(1)).result(30)
+    submit(group, 1).result(30)
 
     def interrupt(frame: FrameType, event: str, _: object) -> Any:
         """Ctrl-C at the end of Condition.__enter__, which is no step of its own in a Lock."""
@@ -292,11 +299,11 @@ def test_interrupt_of_a_caller_leaves_no_lock_taken() -> None:
     sys.settrace(interrupt)
     try:
         with suppress(KeyboardInterrupt):
-            group.submit(2, Size(1))
+            submit(group, 2)
     finally:
         sys.settrace(None)
 
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(lambda: group.submit(3, Size(1)).result(30))
+        answer = pool.submit(lambda: submit(group, 3).result(30))
         assert answer.result(60) == -3
     group.close()

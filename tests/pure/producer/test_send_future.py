@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from txmq.producer.routing import SendFuture
+from txmq.producer.pipeline import SendFuture
 
 KINDS = [Future, SendFuture]
 pytestmark = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

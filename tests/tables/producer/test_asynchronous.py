@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -310,6 +311,56 @@ def test_callback_that_sends_again_waits_for_nobody(tmp_path: Path) -> None:
 
     assert have_all.wait(30)
     assert all(future.result(30) for future in again)
+    world.producer.close()
+
+
+def test_callback_may_wait_for_another_send(world: DelayWorld) -> None:
+    later: list[SendResult] = []
+    has_sent = threading.Event()
+
+    def callback(_: object) -> None:
+        later.append(world.producer.send(Message(TOPIC, b"c")))
+        has_sent.set()
+
+    world.producer.send_async(Message(TOPIC, b"c")).add_done_callback(callback)
+
+    assert has_sent.wait(30)
+    assert later[0].message_ids
+
+
+def test_callback_that_takes_long_holds_up_no_caller_who_waits(world: DelayWorld) -> None:
+    is_called, go_on = threading.Event(), threading.Event()
+
+    def callback(_: object) -> None:
+        is_called.set()
+        go_on.wait(60)
+
+    world.producer.send_async(Message(TOPIC, b"c")).add_done_callback(callback)
+    assert is_called.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(world.producer.send, Message(TOPIC, b"c"))
+        try:
+            assert sent.result(30).message_ids
+        finally:
+            go_on.set()
+
+
+def test_sends_and_prepares_that_nobody_waits_for_share_the_room(tmp_path: Path) -> None:
+    world = DelayWorld(tmp_path, back_pressure_for_async_send_size_bytes=1000)
+    most = 0
+    futures: list[Future[Any]] = []
+    for _ in range(10):
+        transaction = world.producer.begin_transaction()
+        transaction.send(Message(TOPIC, b"c" * 300))
+        futures += [transaction.prepare_async()]
+        futures += [world.producer.send_async(Message(TOPIC, b"c" * 300))]
+        most = max(most, world.producer._async._room.taken_bytes)
+    for future in futures:
+        future.result(30)
+
+    assert most <= 1000
+    assert world.producer._async._room.taken_bytes == 0
     world.producer.close()
 
 

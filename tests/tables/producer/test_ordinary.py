@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,10 @@ from txmq.errors import (
     TopicConflictError,
 )
 from txmq.message.message import Message
-from txmq.producer.body_check import Refused
+from txmq.producer.ends import AskedEnds
+from txmq.producer.group_commit import Answered
 from txmq.producer.producer import TransactionProducer
-from txmq.store.half import HalfTransaction
+from txmq.store.logs import Resolution
 from txmq.testing import failing_commits
 
 
@@ -90,17 +91,16 @@ def test_message_that_was_not_acknowledged_is_rolled_back_unasked(world: DelayWo
 
 
 def test_send_that_took_too_long_is_told_that_the_check_was_first(world: DelayWorld) -> None:
-    commits = world.producer._commits
-    quick = commits.append_halves
+    logs = world.producer._commits._logs
+    quick = logs.claim
 
-    def slow(transactions: Sequence[Sequence[HalfTransaction]]) -> Refused:
+    def slow(asked: AskedEnds, answered: Answered[list[Resolution]]) -> None:
         """The check runs between the half and its end."""
-        refused = quick(transactions)
         world.clock.advance(60)
         RecheckJob(world.store, clock=world.clock).run_once()
-        return refused
+        quick(asked, answered)
 
-    commits.append_halves = slow  # type: ignore[method-assign]
+    logs.claim = slow  # type: ignore[method-assign]
     with pytest.raises(AlreadyResolvedError):
         world.producer.send(Message(TOPIC, b"too late"))
     world.publisher.run_once()

@@ -171,7 +171,7 @@ def test_bytes_on_their_way_are_bounded(tmp_path: Any) -> None:
     config = Config(back_pressure_for_async_send_size_bytes=1_000_000)
     store = Store.create(tmp_path / "store", config)
     with TransactionProducer(store, producer_group=GROUP) as producer:
-        room = producer._parts.steps._room
+        room = producer._parts.futures._room
         transactions = [begun(producer, bytes(400_000)) for _ in range(12)]
         futures = [transaction.prepare_async() for transaction in transactions]
         taken_bytes = room.taken_bytes
