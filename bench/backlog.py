@@ -70,8 +70,8 @@ def _prepare(spark: SparkSession, sizes: Sizes, folder: Path) -> None:
     bare = BareStream(spark, folder)
     for number in range(1, sizes.backlog_rows // sizes.commit_rows + 1):
         halves, ends = one_message_transactions(sizes.commit_rows, sizes.body_bytes)
-        half.append(halves, app_id=APP_ID, number=number)
-        op.append(ends, app_id=APP_ID, number=number)
+        half.writer.append(halves, app_id=APP_ID, number=number)
+        op.writer.append(ends, app_id=APP_ID, number=number)
         bare.append(plain_rows(halves))
 
 

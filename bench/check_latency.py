@@ -122,8 +122,8 @@ def _send(store: Store, send_s: float) -> tuple[set[str], set[str]]:
 def _waited_s(store: Store, journal: Journal, left: set[str]) -> list[float]:
     """From the store's time of each half to its question, in order."""
     half = store.tables.half_log().table
-    times_ms = half.commit_times_ms()
-    rows = half.changes(0, half.version, ("transaction_id",)).to_pylist()
+    times_ms = half.folder.commit_times_ms()
+    rows = half.changes.read(0, half.version, ("transaction_id",)).to_pylist()
     stored_ms = {row["transaction_id"]: times_ms[row["_commit_version"]] for row in rows}
     asked_s = {key: journal.asked_s[key] for key in left & journal.asked_s.keys()}
     return sorted(at_s - stored_ms[key] / 1000 for key, at_s in asked_s.items())

@@ -120,8 +120,8 @@ def _store_with_backlog(sizes: Sizes, folder: Path) -> Store:
     publisher = Publisher(store)
     for number in range(1, sizes.consumed // sizes.commit_rows + 1):
         halves, ends = one_message_transactions(sizes.commit_rows, sizes.body_bytes)
-        half.append(halves, app_id="bench", number=number)
-        op.append(ends, app_id="bench", number=number)
+        half.writer.append(halves, app_id="bench", number=number)
+        op.writer.append(ends, app_id="bench", number=number)
         publisher.run_once()
     return store
 

@@ -13,7 +13,7 @@ from bench.messages import GROUP, TOPIC, random_body
 from bench.outcome import Bar, Outcome, alternate
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.message.message import Message
 from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
@@ -93,7 +93,7 @@ def _topic(store: Store) -> Table:
 
 def _visible_after_s(topic: Table) -> float:
     begun_s = time.perf_counter()
-    while not topic.has_news():
+    while not topic.log.has_news():
         time.sleep(LOOK_S)
     return time.perf_counter() - begun_s
 

@@ -56,7 +56,7 @@ def _of_broker(name: str, sizes: Sizes, folder: Path) -> Outcome:
 
 def _wait_until_published(location: Path, broker: subprocess.Popen[bytes]) -> None:
     topic = Store.open(location).tables.table_at(f"topics/{TOPIC}")
-    while not topic.exists() or not topic.refresh().files():
+    while not topic.exists() or not topic.refresh().files.all():
         if broker.poll() is not None:
             raise RuntimeError(f"the broker ended with {broker.returncode}")
         time.sleep(LOOK_S)

@@ -152,7 +152,7 @@ def _store_with(count: int, folder: Path) -> tuple[Store, list[str]]:
     for number in range(-(-count // PER_COMMIT)):
         rows = min(PER_COMMIT, count - number * PER_COMMIT)
         halves, _ = one_message_transactions(rows, BODY_BYTES)
-        table.append(halves, app_id="bench", number=number + 1)
+        table.writer.append(halves, app_id="bench", number=number + 1)
         ids += halves["transaction_id"].to_pylist()
     return store, ids
 

@@ -110,8 +110,8 @@ def _store_with(count: int, folder: Path) -> tuple[str, int]:
         rows = min(PER_COMMIT, count - number * PER_COMMIT)
         halves, ends = one_message_transactions(rows, BODY_BYTES)
         due = [now + timedelta(seconds=s) for s in draw.uniform(60, DAYS * 86_400, rows)]
-        half.append(_due_at(halves, due), app_id=GROUP, number=number + 1)
-        op.append(ends, app_id=f"{GROUP}/{ClaimKind.COMMIT}", number=number + 1)
+        half.writer.append(_due_at(halves, due), app_id=GROUP, number=number + 1)
+        op.writer.append(ends, app_id=f"{GROUP}/{ClaimKind.COMMIT}", number=number + 1)
     Publisher(store).run_once()
     Maintenance(store).run_once()
     return store.location, round(now.timestamp() * 1000) + 60_000

@@ -55,8 +55,8 @@ def _history(store: Store, count: int) -> None:
     halves, ends = one_message_transactions(min(PER_COMMIT, count), BODY_BYTES)
     for number in range(1, count // halves.num_rows + 1):
         halves, ends = _anew(halves, ends)
-        half.append(halves, app_id="history", number=number)
-        op.append(ends, app_id="history", number=number)
+        half.writer.append(halves, app_id="history", number=number)
+        op.writer.append(ends, app_id="history", number=number)
     Publisher(store).run_once()
 
 
@@ -98,7 +98,7 @@ def _restarted(location: Path, topics: int) -> tuple[float, float]:
             table.refresh()
         sent_s = time.perf_counter()
         _to_all_topics(store, topics)
-        while not all(table.has_news() for table in tables):
+        while not all(table.log.has_news() for table in tables):
             time.sleep(LOOK_S)
         shown_s = time.perf_counter()
     finally:

@@ -16,7 +16,7 @@ from bench.outcome import Bar, Outcome
 from bench.reader import Reader
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.delta.log import log_files
+from txmq.delta.log_files import log_files
 from txmq.ground.clock import AffineClock
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
@@ -92,7 +92,7 @@ def _send(producer: TransactionProducer, reader: Reader, body_bytes: int) -> flo
 def _stock(store: Store, path: str) -> tuple[int, int]:
     """Live files and log entries of a table."""
     table = store.tables.table_at(path)
-    return len(table.files()), len(log_files(table).commits_ms)
+    return len(table.files.all()), len(log_files(table.folder).commits_ms)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def _store_with(count: int, location: Path) -> str:
         rows = min(PER_COMMIT, count - number * PER_COMMIT)
         batch = MESSAGES_OF_A_BATCH if number % 2 else 1
         halves, ends = transactions(rows, BODY_BYTES, batch, rollback_every=ROLLBACK_EVERY)
-        half.append(halves, app_id=GROUP, number=number + 1)
-        op.append(ends, app_id=GROUP, number=number + 1)
+        half.writer.append(halves, app_id=GROUP, number=number + 1)
+        op.writer.append(ends, app_id=GROUP, number=number + 1)
     Publisher(store).run_once()
     return store.location

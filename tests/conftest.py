@@ -16,8 +16,8 @@ from tests.kit.class_archive import use_archive
 from tests.kit.delay_world import DelayWorld
 from tests.kit.delayed import delayed_store
 from tests.kit.stores import HandMadeStore, clean_store, fresh_store
-from txmq.delta import checkpoints, storage
-from txmq.delta.storage import Table
+from txmq.delta import checkpoints, table_writer
+from txmq.delta.folder import TableFolder
 from txmq.ground.handles import ThreadHandle
 from txmq.store.store import Store
 from txmq.testing import ManualClock
@@ -104,13 +104,13 @@ def _turn(item: pytest.Item) -> int:
 def _checkpoints_at_once() -> Iterator[None]:
     """No checkpoint is made beside a test: stores are copied, and what is counted must not vary."""
 
-    def make_at_once(table: Table, version: int, least_commits: int) -> None:
+    def make_at_once(table: TableFolder, version: int, least_commits: int) -> None:
         checkpoints._make(
             checkpoints._Due(table.name, table.location, table.options, version, least_commits)
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "checkpoint_soon", make_at_once)
+        patch.setattr(table_writer, "checkpoint_soon", make_at_once)
         yield
 
 

@@ -5,7 +5,7 @@ A page of docs/ that is in no part of the table stands under "More", so that it 
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import os
 import posixpath
 import re
@@ -188,8 +188,7 @@ def _api_page(title: str) -> str:
 
 def _api_pages() -> dict[str, str]:
     """A page for each part, one for names that no part has, one for errors."""
-    homes = {name: module for module, names in _public_names().items() for name in names}
-    homes["verify"] = "txmq.verify"
+    homes = _homes()
     placed = {name for names in API.values() for name in names}
     parts = {**API, "More names": tuple(sorted(set(homes) - placed))}
     pages = {title: _reference(title, [f"{homes[name]}.{name}" for name in names])
@@ -199,16 +198,16 @@ def _api_pages() -> dict[str, str]:
     return pages
 
 
-def _public_names() -> dict[str, tuple[str, ...]]:
-    """The table of the package, read without importing the package."""
-    path = ROOT / "txmq" / "public_names.py"
-    spec = importlib.util.spec_from_file_location("public_names", path)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    names: dict[str, tuple[str, ...]] = module.NAMES
-    return names
+def _homes() -> dict[str, str]:
+    """Return the module of each public name but errors, read without importing the package."""
+    stub = ast.parse((ROOT / "txmq" / "__init__.pyi").read_text("utf-8"))
+    return {
+        name.name: statement.module
+        for statement in stub.body
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for name in statement.names
+        if statement.module not in {"txmq", "txmq.errors", "txmq.version"}
+    }
 
 
 def _reference(title: str, names: list[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.kit.reading import topic_rows
 from txmq.consumer.pull import PullConsumer
-from txmq.delta.log import clean_log
+from txmq.delta.log_files import clean_log
 from txmq.ground.clock import SystemClock
 from txmq.maintenance.compaction import compact
 from txmq.message.message import Message
@@ -78,7 +78,7 @@ class Life:
         for path in self.store.tables.table_paths():
             table = self.store.tables.table_at(path)
             compact(table, TARGET_BYTES)
-            table.refresh().checkpoint()
+            table.refresh().writer.checkpoint()
             if path != "op":
                 clean_log(table, table.version)
 

@@ -120,7 +120,7 @@ class CheckWorld:
             halves.append(HalfTransaction(origin, sent, [0] * messages, messages))
         # By rows all this takes a second for some thousands, and times of files tell what is due.
         table = half_table(halves) if change is list else bent(halves, change)
-        self._half.table.append(table, app_id=self._app_id, number=next(self._numbers))
+        self._half.table.writer.append(table, app_id=self._app_id, number=next(self._numbers))
         return ids
 
     def claim(
@@ -141,7 +141,7 @@ class CheckWorld:
 
     def half_rows(self) -> int:
         table = self.store.tables.half_log().table
-        return int(table.read(table.files(), ["transaction_id"]).num_rows)
+        return int(table.rows.read(table.files.all(), ["transaction_id"]).num_rows)
 
     def listener(self, answer: Answer | LocalTransactionState = UNKNOWN) -> JournalListener:
         """A listener that always gives one answer, or the one that a function tells."""

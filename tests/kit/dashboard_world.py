@@ -78,7 +78,7 @@ class DashboardWorld(ConsumerWorld):
 
         made = HalfTransaction(origin, [Message(TOPICS[0], b"x")], [0], 1)
         table = bent([made], evil)
-        self.store.tables.half_log().table.append(table, app_id="others", number=1)
+        self.store.tables.half_log().table.writer.append(table, app_id="others", number=1)
         return own_id
 
     def discarded(self, topic: str) -> str:

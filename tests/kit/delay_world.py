@@ -71,7 +71,7 @@ class DelayWorld:
             return []
         table = self.store.tables.table_at(f"topics/{topic}")
         names = [field.name for field in table.schema.columns]
-        found: list[Mapping[str, Any]] = table.read(table.files(), names).to_pylist()
+        found: list[Mapping[str, Any]] = table.rows.read(table.files.all(), names).to_pylist()
         return sorted(found, key=lambda row: (row["queue_id"], row["queue_offset"]))
 
     def visible(self, topic: str = TOPIC) -> list[str]:

@@ -1,4 +1,4 @@
-"""`storage.Table` over commit files in memory: the same code above a pretended disk.
+"""`table.Table` over commit files in memory: the same code above a pretended disk.
 
 Only what would touch a disk is replaced; the log is read, pruned and followed by the real code.
 tests/tables/kit/test_memory_table.py holds both kinds of table to one suite.
@@ -25,11 +25,15 @@ from deltalake.exceptions import CommitFailedError
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.commit_writer import new_token
 from txmq.delta.failures import translated
+from txmq.delta.file_rows import FileRows
 from txmq.delta.files import DataFile, partition_columns, with_partition
-from txmq.delta.folder import NOTHING, Contents
+from txmq.delta.folder import NOTHING, Contents, TableFolder
 from txmq.delta.parquet import FooterSizes, NewFile, new_file_path
+from txmq.delta.reading import RowSearch, TableChanges
 from txmq.delta.schemas import TableSchema
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
+from txmq.delta.table_log import LiveFiles, TableLog
+from txmq.delta.table_writer import TableWriter
 from txmq.ground.clock import Clock
 from txmq.publish import engines as arrow_engine
 from txmq.store.config import Config
@@ -172,30 +176,45 @@ class Disk:
 class MemoryTable(Table):
     """A table whose commits and files are Python objects."""
 
-    def __init__(self, location: str, schema: TableSchema, disk: Disk, **options: Any) -> None:
-        super().__init__(location, schema, **options)
-        self._disk = disk
+    def __init__(
+        self, location: str, schema: TableSchema, disk: Disk, *, commit_attempts: int = 20
+    ) -> None:
+        super().__init__(location, schema)
+        folder = _MemoryFolder(self.name, location, disk)
+        self.folder = folder
+        self.log = _MemoryTableLog(folder, schema)
+        self.files = LiveFiles(self.log, schema)
+        rows = _MemoryRows(folder, self.log, schema)
+        self.rows = rows
+        self.search = RowSearch(self.name, self.log, self.files, rows)
+        self.changes = TableChanges(folder, self.log, self.files, rows, schema)
+        self.writer = _MemoryWriter(
+            folder, schema, self.log, self.files, rows.small_files, commit_attempts
+        )
+
+
+class _MemoryFolder(TableFolder):
+    def __init__(self, name: str, location: str, disk: Disk) -> None:
+        super().__init__(name, location)
+        self.disk = disk
 
     @property
-    def _log(self) -> Log:
-        return self._disk.logs[self.location]
+    def log(self) -> Log:
+        return self.disk.logs[self.location]
 
-    def exists(self) -> bool:
-        return self.location in self._disk.logs
-
-    def _create(self, checkpoint_interval: int, extra: Mapping[str, str]) -> None:  # noqa: ARG002
-        if not self.exists():
-            self._disk.logs[self.location] = Log(self.location, self.schema, self._disk)
+    @property
+    def is_there(self) -> bool:
+        return self.location in self.disk.logs
 
     def log_names(self) -> list[str]:
-        commits = self._log.commits if self.exists() else []
+        commits = self.log.commits if self.is_there else []
         return [f"{version:020d}.json" for version in range(len(commits))]
 
     @property
     def filesystem(self) -> Any:
-        return self._log
+        return self.log
 
-    def _commit_files(self, *versions: int) -> list[Any]:
+    def look_up_commits(self, *versions: int) -> list[Any]:
         return [self._commit_file(version) for version in versions]
 
     def _commit_file(self, version: int) -> SimpleNamespace:
@@ -205,25 +224,34 @@ class MemoryTable(Table):
         return SimpleNamespace(type=pa_fs.FileType.File, size=len(content), mtime_ns=hash(content))
 
     def commit_bytes(self, version: int) -> bytes | None:
-        commits = self._log.commits if self.exists() else []
+        commits = self.log.commits if self.is_there else []
         return commits[version].content if version < len(commits) else None
 
     def commit_problem(self, version: int) -> str | None:
-        return None if version < len(self._log.commits) else "is not there"
+        return None if version < len(self.log.commits) else "is not there"
 
     def commit_times_ms(self) -> dict[int, int]:
-        return {version: commit.time_ms for version, commit in enumerate(self._log.commits)}
+        return {version: commit.time_ms for version, commit in enumerate(self.log.commits)}
+
+
+class _MemoryTableLog(TableLog):
+    _folder: _MemoryFolder
+
+    def exists(self) -> bool:
+        return self._folder.is_there
+
+
+class _MemoryRows(FileRows):
+    _folder: _MemoryFolder
 
     def keep_small_files(self) -> None:
         pass
 
-    def _stored(self, file: DataFile, stored: list[str], *_: Any) -> pa.Table:
-        return self._log.files[file.path].select(stored)
+    def _read_once(self, file: DataFile, stored: list[str], *_: Any) -> pa.Table:
+        return self._folder.log.files[file.path].select(stored)
 
     def _footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
-        rows = self._stored(
-            file, [name for name in columns if name not in self.schema.partition_by]
-        )
+        rows = self._read_once(file, self._stored_names(columns))
         return FooterSizes(rows.num_rows, rows.nbytes)
 
     def batches(
@@ -234,12 +262,21 @@ class MemoryTable(Table):
         batch_bytes: int = 0,  # noqa: ARG002
         contents: Contents = NOTHING,  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        yield from self._stored(file, stored).to_batches(max_chunksize=rows)
+        stored = self._stored_names(columns)
+        yield from self._read_once(file, stored).to_batches(max_chunksize=rows)
+
+
+class _MemoryWriter(TableWriter):
+    _folder: _MemoryFolder
+
+    def _create(self, checkpoint_interval: int, extra: Mapping[str, str]) -> None:  # noqa: ARG002
+        folder = self._folder
+        if not folder.is_there:
+            folder.disk.logs[folder.location] = Log(folder.location, self._schema, folder.disk)
 
     def new_files(self, rows: pa.Table) -> list[NewFile]:
-        parts = partition_columns(rows, self.schema.partition_by)
-        return [self._log.keep(part, values) for values, part in parts]
+        parts = partition_columns(rows, self._schema.partition_by)
+        return [self._folder.log.keep(part, values) for values, part in parts]
 
     def _commit(
         self,
@@ -249,16 +286,16 @@ class MemoryTable(Table):
         since: Seen,
         note: str = "",
     ) -> int:
-        files = [self._new_file(file) for file in added]
+        files = [self._named_file(file) for file in added]
         new = NewCommit(added, removed, marks, new_token(), note)
-        with translated(self.schema.name):
+        with translated(self._schema.name):
             paths = {file.path for file in removed}
-            version = self._log.commit(since.version, files, paths, new)
-        self._followed, self._is_behind = Seen(version), True
+            version = self._folder.log.commit(since.version, files, paths, new)
+        self._log.note_commit(Seen(version))
         return version
 
-    def _new_file(self, file: AddedFile) -> NewFile:
-        rows = self._log.files[file.path].num_rows
+    def _named_file(self, file: AddedFile) -> NewFile:
+        rows = self._folder.log.files[file.path].num_rows
         return NewFile(file.path, file.size_bytes, rows, file.stats_json, file.partition)
 
 

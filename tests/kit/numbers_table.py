@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tests.kit.delta_protocol import COMMIT
 from txmq.delta.schemas import TableSchema
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 
 NUMBERS = TableSchema(
     "numbers",
@@ -29,7 +29,7 @@ def rows(*numbers: int, part: str | None = "a") -> pa.Table:
 
 def numbers_table(folder: Path, checkpoint_interval: int = NO_CHECKPOINTS) -> Table:
     made = Table(str(folder / "numbers"), NUMBERS)
-    made.create(checkpoint_interval=checkpoint_interval)
+    made.writer.create(checkpoint_interval=checkpoint_interval)
     return made.refresh()
 
 
@@ -39,7 +39,7 @@ def another(table: Table) -> Table:
 
 def stored(table: Table) -> list[int]:
     fresh = another(table)
-    return sorted(fresh.read(fresh.files(), ("number",))["number"].to_pylist())
+    return sorted(fresh.rows.read(fresh.files.all(), ("number",))["number"].to_pylist())
 
 
 def without_commits_before(table: Table, version: int) -> None:
@@ -52,16 +52,16 @@ def without_commits_before(table: Table, version: int) -> None:
 
 def something(table: Table, dice: random.Random, step: int) -> None:
     """One commit of any kind that txmq makes."""
-    files = table.refresh().files()
+    files = table.refresh().files.all()
     kind = dice.choice(["append", "append", "append", "swap", "rewrite", "remove", "property"])
     if kind == "append":
         part = pa.concat_tables(rows(step, part=p) for p in dice.sample(PARTS, 2))
-        table.append(part, app_id=f"app-{dice.randrange(3)}", number=step)
+        table.writer.append(part, app_id=f"app-{dice.randrange(3)}", number=step)
     elif kind == "swap":
-        table.swap(rows(step), {"progress": step})
+        table.writer.swap(rows(step), {"progress": step})
     elif kind == "rewrite" and files:
-        table.rewrite(files[:2], table.new_files(rows(step, step)))
+        table.writer.rewrite(files[:2], table.writer.new_files(rows(step, step)))
     elif kind == "remove" and files:
-        table.remove(files[:1], {"removed": step})
+        table.writer.remove(files[:1], {"removed": step})
     else:
-        table.set_properties({"txmq.step": str(step)})
+        table.writer.set_properties({"txmq.step": str(step)})

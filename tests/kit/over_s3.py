@@ -18,7 +18,7 @@ import deltalake
 from deltalake.fs import DeltaStorageHandler
 
 from tests.kit import s3
-from txmq.delta import checkpoints, followed, pinned, storage
+from txmq.delta import checkpoints, pinned, table_log, table_writer
 from txmq.delta import folder as object_store
 from txmq.delta import folder as objects
 from txmq.delta import folder as rooted
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         module.is_remote = _is_remote
     object_store.from_url = _at_address(object_store.from_url)
     rooted.DeltaStorageHandler = _at_address(DeltaStorageHandler)
-    for module in (storage, followed, checkpoints, pinned):
+    for module in (table_writer, table_log, checkpoints, pinned):
         module.DeltaTable = _DeltaTable
 
 

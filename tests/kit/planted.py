@@ -156,7 +156,7 @@ def _incomplete(made: Filled) -> None:
     own_id = new_transaction_id(time.time_ns() // 1_000_000)
     origin = HalfOrigin(own_id, GROUP, 0, 6.0, time.time_ns() // 1_000_000)
     rows = half_table([HalfTransaction(origin, [Message("paid", b"one")], [0], 2)])
-    made.store.tables.half_log().table.append(rows, app_id="test", number=1)
+    made.store.tables.half_log().table.writer.append(rows, app_id="test", number=1)
     # A listener said so; a producer would have been told.
     Vandal(made.location).claim(own_id, KIND.COMMIT, source=ClaimSource.RECHECK)
 

@@ -53,7 +53,9 @@ def brokers(cluster: Cluster) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def visible(store: Store, topic: str = TOPIC) -> int:
     """The messages that the topic shows; 0 before it has a table."""
     try:
-        return sum(file.num_records for file in store.tables.table_at(f"topics/{topic}").files())
+        return sum(
+            file.num_records for file in store.tables.table_at(f"topics/{topic}").files.all()
+        )
     except TxmqError:
         return 0
 

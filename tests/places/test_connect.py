@@ -116,7 +116,9 @@ def published(store: Store) -> set[str]:
     if TOPIC not in store.topics():
         return set()
     table = store.tables.table_at(f"topics/{TOPIC}")
-    return set(table.read(table.files(), ("transaction_id",))["transaction_id"].to_pylist())
+    return set(
+        table.rows.read(table.files.all(), ("transaction_id",))["transaction_id"].to_pylist()
+    )
 
 
 def test_stream_of_a_topic_is_read_until_its_end(spark: SparkSession, store: Store) -> None:

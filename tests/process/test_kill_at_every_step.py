@@ -50,7 +50,7 @@ def prepare(store: Store, books: Books, actor: str) -> None:
 
 def is_all_due(store: Store) -> bool:
     schedule = store.tables.schedule_log().refresh().table
-    due = schedule.read(schedule.files(), ("deliver_timestamp",))["deliver_timestamp"]
+    due = schedule.rows.read(schedule.files.all(), ("deliver_timestamp",))["deliver_timestamp"]
     return max(due.to_pylist()) <= datetime.now(UTC)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,25 @@ def test_names_and_signatures_are_the_known_ones() -> None:
 def test_every_name_can_be_had_and_is_listed() -> None:
     assert all(hasattr(txmq, name) for name in txmq.__all__)
     assert set(txmq.__all__) <= set(dir(txmq))
-    assert set(txmq._MODULES) <= set(txmq.__all__)
+    assert set(txmq._homes()) == set(txmq.__all__)
+
+
+def test_type_checkers_see_each_name_and_no_other() -> None:
+    stub = Path(txmq.__file__).with_suffix(".pyi").read_text(encoding="utf-8").splitlines()
+    pattern = r"from (txmq[\w.]*) import (\w+) as \2"
+    matches = [re.fullmatch(pattern, line) for line in stub if not line.startswith("#")]
+    listed = {match[2]: match[1] for match in matches if match}
+
+    assert len(listed) == len(matches)
+    assert listed == txmq._homes()
+
+
+def test_star_brings_all_names_and_no_other() -> None:
+    names = python("from txmq import *; print(*[name for name in dir() if name != '__builtins__'])")
+
+    assert {*names.split()} - set(txmq.__all__) <= {"__annotations__", "__doc__", "__file__",
+        "__loader__", "__name__", "__package__", "__spec__"}  # fmt: skip
+    assert set(txmq.__all__) <= {*names.split()}
 
 
 def test_name_that_is_not_there_is_refused() -> None:

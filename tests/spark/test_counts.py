@@ -67,9 +67,9 @@ def append_backlog(store: Store, commits: int) -> None:
     for number in range(commits):
         own = range(number * share, (number + 1) * share)
         rows = pa.concat_tables([halves(each) for each in own])
-        half.append(rows, app_id="test", number=number + 1)
+        half.writer.append(rows, app_id="test", number=number + 1)
         ends = op_table([op_row(each) for each in own], 0)
-        op.append(ends, app_id="test", number=number + 1)
+        op.writer.append(ends, app_id="test", number=number + 1)
 
 
 def send_one(producer: TransactionProducer) -> None:

@@ -12,8 +12,8 @@ from tests.oracle.tables import NAME
 from txmq.check.recheck import RecheckJob, all_listeners
 from txmq.errors import (
     InvalidBodyError,
+    InvalidMessageError,
     InvalidNameError,
-    InvalidQueueError,
     ProducerGroupMismatchError,
     TopicConflictError,
     TopicKindError,
@@ -431,7 +431,7 @@ def test_a_queue_of_a_tenant_is_chosen_among_its_own(store: Store) -> None:
     Topics(store).create("red%paid", queue_nums=2)
     with TransactionProducer(store, producer_group="orders", namespace="red") as producer:
         producer.send(Message("paid", b"1"), queue_id=1)
-        with pytest.raises(InvalidQueueError):
+        with pytest.raises(InvalidMessageError, match="queue_id"):
             producer.send(Message("paid", b"1"), queue_id=2)
 
 

@@ -15,7 +15,7 @@ from txmq.delta.failures import failed_write
 from txmq.errors import (
     ClosedError,
     ConfigError,
-    InvalidDelayError,
+    InvalidMessageError,
     ListenerError,
     ReadOnlyStoreError,
     StoreNotFoundError,
@@ -102,7 +102,7 @@ def test_class_of_a_listener_is_to_be_an_instance(store: Store) -> None:
     ],
 )
 def test_delay_says_what_it_must_be(delay: dict[str, Any], rule: str) -> None:
-    with pytest.raises(InvalidDelayError, match=rule):
+    with pytest.raises(InvalidMessageError, match=rule):
         Message("t", b"", **delay)
 
 

@@ -31,7 +31,7 @@ from tests.kit.store_model import FOR_GOOD, GROUP, Fate, Model
 from txmq.check.open_transactions import OpenTransactions, dues_of
 from txmq.check.round import CheckRound
 from txmq.delta import failures as retries
-from txmq.delta.storage import Table
+from txmq.delta.table_writer import TableWriter
 from txmq.errors import AlreadyResolvedError, CommitRefusedError, TxmqError
 from txmq.listeners.protocol import HalfMessage
 from txmq.message import lifecycle
@@ -143,7 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
         messages = [Message(*one) for one in sent]
         rows = half_table([HalfTransaction(origin, messages, [0] * len(sent), len(sent))])
         half = self.store.tables.half_log().table
-        half.append(rows.slice(0, len(sent) - 1), app_id=str(uuid.uuid4()), number=1)
+        half.writer.append(rows.slice(0, len(sent) - 1), app_id=str(uuid.uuid4()), number=1)
 
     @precondition(lambda self: self.own)
     @rule(place=places)
@@ -152,7 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
         half = self.store.tables.half_log().table
         transaction_id = self._chosen(self.own, place)
         rows = self.store.tables.half_log().rows(ids(transaction_id))
-        half.append(rows, app_id=str(uuid.uuid4()), number=1)
+        half.writer.append(rows, app_id=str(uuid.uuid4()), number=1)
 
     @precondition(lambda self: self.own)
     @rule(place=places, outcome=st.sampled_from(ENDS))
@@ -476,15 +476,16 @@ def last_end_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mark_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was computed from an old handle is committed through a new one."""
-    right = Table.swap_files
+    right = TableWriter.swap_files
 
-    def wrong(table: Table, files: Any, marks: Any) -> None:
+    def wrong(table: TableWriter, files: Any, marks: Any) -> None:
         try:
             right(table, files, marks)
         except CommitRefusedError:
-            right(table.refresh(), files, marks)
+            table._log.refresh()
+            right(table, files, marks)
 
-    monkeypatch.setattr(Table, "swap_files", wrong)
+    monkeypatch.setattr(TableWriter, "swap_files", wrong)
 
 
 def offsets_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from txmq.check.standing import DUE, IMMUNITY_MAX_S, StandingReader
 from txmq.delta.files import may_hold
-from txmq.delta.log import commit_news
-from txmq.delta.storage import Table
+from txmq.delta.log_files import commit_news
+from txmq.delta.table import Table
 from txmq.ground.clock import Clock, SystemClock, affine
 from txmq.ground.columns import DistinctRows, Groups, Integers, flags, integers
 from txmq.listeners.heads import UNREADABLE_ERRORS
@@ -111,7 +111,7 @@ class OpenTransactions:
 
     def has_news(self) -> bool:
         """Tell whether half or op has a newer version than was read; checks one file name each."""
-        return self._half.has_news() or self._logs.op.table.has_news()
+        return self._half.log.has_news() or self._logs.op.table.log.has_news()
 
     # --- the anti-join -----------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class OpenTransactions:
         settled, op = self._logs.settled, self._logs.op
         rows = _readable_rows(self._half)
         facts = without_deliveries(
-            settled.table.read(settled.table.files(), ("transaction_id", "state"))
+            settled.table.rows.read(settled.table.files.all(), ("transaction_id", "state"))
         )
         is_final = pc.is_in(facts["state"], value_set=_FINAL)
         rows = _without(rows, facts.filter(is_final)["transaction_id"])
@@ -185,13 +185,13 @@ class OpenTransactions:
         """Read the ids that these commits added, with `_commit_version`, from files with one."""
         column, parts = "transaction_id", [_RECENT.empty_table()]
         for version in versions:
-            news = commit_news(self._half, version)
+            news = commit_news(self._half.folder, version)
             files = [
                 part.file
                 for part in (() if news is None else news.added)
                 if may_hold(part.low.get(column), part.high.get(column), ordered_ids)
             ]
-            rows = self._half.read(files, (column,))
+            rows = self._half.rows.read(files, (column,))
             numbers = pa.array([version] * rows.num_rows, pa.int64())
             parts.append(rows.append_column(_VERSION, numbers))
         return pa.concat_tables(parts)
@@ -201,17 +201,17 @@ class OpenTransactions:
         clock, version = affine(self._clock), self._half.version
         return {
             at: clock.at(wall_ms)
-            for at, wall_ms in self._half.commit_times_ms().items()
+            for at, wall_ms in self._half.folder.commit_times_ms().items()
             if at <= version
         }
 
 
 def _readable_rows(half: Table) -> pa.Table:
     """Read _COLUMNS of all rows; name a file that cannot be read in a warning."""
-    tables = [half.read([], _COLUMNS)]
-    for file in half.files():
+    tables = [half.rows.read([], _COLUMNS)]
+    for file in half.files.all():
         try:
-            tables.append(half.read([file], _COLUMNS))
+            tables.append(half.rows.read([file], _COLUMNS))
         except UNREADABLE_ERRORS as error:
             logger.warning("half file %s cannot be read (%s)", file.path, type(error).__name__)
     rows = pa.concat_tables(tables)

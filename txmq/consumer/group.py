@@ -44,7 +44,7 @@ class ConsumerGroup(SharedValue[GroupState]):
     def changed_ms(self) -> int | None:
         """Return when the storage stored what was read or written last; None if it does not say."""
         table = self._register.table
-        return table.commit_times_ms().get(table.version)
+        return table.folder.commit_times_ms().get(table.version)
 
     def check_room(
         self, state: GroupState, member_id: str, mode: ConsumeMode, gone: Collection[str]

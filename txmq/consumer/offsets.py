@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from txmq.delta.files import FilePart, FileRange
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import (
     ConfigError,
     MessagesExpiredError,
@@ -173,7 +173,10 @@ class TopicOffsets:
         if self._table is None:
             return ends
         starts = {queue: 0 for queue, end in ends.items() if end}
-        return {**ends, **live_offsets(self._table.parts(POSITION_COLUMNS), self._table, starts)}
+        return {
+            **ends,
+            **live_offsets(self._table.files.parts(POSITION_COLUMNS), self._table, starts),
+        }
 
     def at(self, queues: Iterable[int], moment_ms: int) -> dict[int, int]:
         """Return the first offset of each queue that was stored at a moment or later.
@@ -189,13 +192,13 @@ class TopicOffsets:
 
 def queue_count(table: Table) -> int:
     """Return one more than the highest queue that has messages in this version."""
-    highest = (span.high for span in table.ranges("queue_id"))
+    highest = (span.high for span in table.files.ranges("queue_id"))
     return 1 + max((high for high in highest if high is not None), default=NONE)
 
 
 def end_offset(table: Table, queue_id: int) -> int:
     """Return the offset that the next message of a queue gets after this version of the table."""
-    return table.mark(f"{OFFSET_MARK}{queue_id}") or 0
+    return table.log.mark(f"{OFFSET_MARK}{queue_id}") or 0
 
 
 def live_offsets(
@@ -220,7 +223,7 @@ def live_offsets(
 def _lowest_of(
     table: Table, part: FilePart, queues: Sequence[int], starts: Mapping[int, int]
 ) -> dict[int, int]:
-    rows = table.read([part.file], POSITION_COLUMNS)
+    rows = table.rows.read([part.file], POSITION_COLUMNS)
     queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
     lowest = {}
     for queue in queues:
@@ -252,8 +255,8 @@ def _offsets_at(table: Table, moment_ms: int) -> dict[int, int]:
     stores messages in the order of time.
     """
     lowest: dict[int, int] = {}
-    for span in sorted(table.ranges("op_version"), key=_age, reverse=True):
-        rows = table.read([span.file], (*POSITION_COLUMNS, "store_timestamp"))
+    for span in sorted(table.files.ranges("op_version"), key=_age, reverse=True):
+        rows = table.rows.read([span.file], (*POSITION_COLUMNS, "store_timestamp"))
         rows = rows.filter(pc.greater_equal(rows["store_timestamp"], timestamp(moment_ms)))
         if not rows.num_rows and span.high is not None:
             break

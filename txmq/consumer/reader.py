@@ -33,8 +33,8 @@ from txmq.consumer.offsets import (
 from txmq.consumer.rules import TopicCommit
 from txmq.delta.files import FilePart
 from txmq.delta.folder import TableFolder
-from txmq.delta.log import CommitNews, commit_news
-from txmq.delta.storage import Table
+from txmq.delta.log_files import CommitNews, commit_news
+from txmq.delta.table import Table
 from txmq.errors import (
     MessagesExpiredError,
     OffsetOutOfRangeError,
@@ -164,9 +164,9 @@ class TopicReader:
                 self._plan()
             return is_there
         is_new = False
-        while self._table.has_commit(self._version + 1):
+        while self._table.folder.has_commit(self._version + 1):
             is_new = True
-            news = commit_news(self._table, self._version + 1)
+            news = commit_news(self._table.folder, self._version + 1)
             if news is None or news.has_removed or REBUILD_MARK in news.marks:
                 self._plan()
                 break
@@ -181,15 +181,15 @@ class TopicReader:
         """
         self._checked = set()
         if self._version == NONE:
-            self._table.doubt_absence()
-        elif not self._table.has_commit(self._version) or not self._is_same_table():
+            self._table.log.doubt_absence()
+        elif not self._table.folder.has_commit(self._version) or not self._is_same_table():
             self._forget_all()
             self.look()
 
     def _is_same_table(self) -> bool:
         # A table that was created anew at the same place has another id.
         fresh = self._store.tables.table_at(f"topics/{self.topic}")
-        return fresh.exists() and fresh.table_id == self._table.table_id
+        return fresh.exists() and fresh.log.table_id == self._table.log.table_id
 
     def _add(self, news: CommitNews) -> None:
         self._parts += sorted(news.added, key=lowest_offset)
@@ -204,7 +204,7 @@ class TopicReader:
         except StoreNotFoundError:
             self._forget_all()
             return
-        parts = sorted(self._table.parts(POSITION_COLUMNS), key=lowest_offset)
+        parts = sorted(self._table.files.parts(POSITION_COLUMNS), key=lowest_offset)
         queues = {*range(queue_count(self._table)), *self.ends}
         ends = {queue: end_offset(self._table, queue) for queue in queues}
         # All at once: after an error in between, the log would seem to be followed.
@@ -259,7 +259,7 @@ class TopicReader:
         self._plan()
         parts = (part for part in self._parts if may_hold(part, queue_id, start))
         files = {part.file.path: part.file for part in parts if lowest_offset(part) < end}
-        rows = self._table.read([*files.values()], (*POSITION_COLUMNS, *PLACE_COLUMNS))
+        rows = self._table.rows.read([*files.values()], (*POSITION_COLUMNS, *PLACE_COLUMNS))
         offsets = rows["queue_offset"]
         is_in = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
         chosen = rows.filter(pc.and_(is_in, pc.equal(rows["queue_id"], queue_id)))
@@ -336,7 +336,9 @@ class TopicReader:
         """Return the row groups of a large file; they replace it in the list of parts."""
         if part.row_group is not None or part.file.size_bytes <= LARGE_FILE_BYTES:
             return (part,)
-        groups = self._unless_failed(part, partial(self._table.row_groups, part, POSITION_COLUMNS))
+        groups = self._unless_failed(
+            part, partial(self._table.rows.row_groups, part, POSITION_COLUMNS)
+        )
         if groups is None:
             return (part,)
         number = self._parts.index(part)
@@ -357,7 +359,7 @@ class TopicReader:
         end = self.ends.get(queue_id, 0)
         if self._version == NONE or offset >= end:
             return
-        parts = self._table.parts(POSITION_COLUMNS)
+        parts = self._table.files.parts(POSITION_COLUMNS)
         first = live_offsets(parts, self._table, {queue_id: offset}).get(queue_id, end)
         if first > offset:
             raise MessagesExpiredError(
@@ -382,7 +384,7 @@ class TopicReader:
 
     def _newest_commit(self) -> TopicCommit | None:
         try:
-            return topic_commit(self._table, self._version)
+            return topic_commit(self._table.folder, self._version)
         except (StorageError, OSError):
             # Offsets of other topics are committed with those of this one.
             if self._commit is None:
@@ -400,7 +402,7 @@ class TopicReader:
             return
         if self._version < commit.version:
             self._plan()
-        in_log = topic_commit(self._table, commit.version)
+        in_log = topic_commit(self._table.folder, commit.version)
         if in_log != commit and (in_log is not None or self._version < commit.version):
             end, version = self._end(queue_id), commit.version
             raise TopicRestoredError(
@@ -452,7 +454,7 @@ class PartRows:
             # This keeps the index of a part that fits into one window.
             self.window(table, part, 0)
         if part not in self._indexes:
-            rows = table.read_part(part, POSITION_COLUMNS)
+            rows = table.rows.read_part(part, POSITION_COLUMNS)
             if rows is None:
                 return None
             self._keep_index(part, PartIndex.of(rows))
@@ -488,7 +490,7 @@ class PartRows:
     def _cursor(self, table: Table, part: FilePart, number: int) -> _Cursor:
         cursor = self._cursors.pop(part, None)
         if cursor is None or cursor.next_row > number:
-            cursor = _Cursor(table.windows(part, MESSAGE_COLUMNS, WINDOW_BYTES))
+            cursor = _Cursor(table.rows.windows(part, MESSAGE_COLUMNS, WINDOW_BYTES))
         self._cursors[part] = cursor
         while len(self._cursors) > KEPT_CURSORS:
             self._cursors.popitem(last=False)

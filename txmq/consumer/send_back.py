@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from txmq.errors import InvalidDelayTypeError, InvalidReasonError
+from txmq.errors import InvalidMessageError, InvalidReasonError
 from txmq.ground.clock import Clock, SystemClock, milliseconds
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
 from txmq.message.names import (
@@ -54,7 +54,7 @@ class FailedMessage:
         replay: how often the group went back over the message on purpose. A message is sent back
             once for each number.
 
-    Raises: InvalidReasonError, InvalidDelayTypeError.
+    Raises: InvalidReasonError, InvalidMessageError.
     """
 
     message: ReceivedMessage
@@ -70,7 +70,7 @@ class FailedMessage:
             value = getattr(self, name)
             # bool is an int in Python.
             if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidDelayTypeError(name, f"must be an int, not {type(value).__name__}")
+                raise InvalidMessageError(name, f"must be an int, not {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class SendBack:
         Returns:
             Where the message went.
 
-        Raises: InvalidReasonError, InvalidDelayTypeError; as `send_back_all`.
+        Raises: InvalidReasonError, InvalidMessageError; as `send_back_all`.
         """
         return self.send_back_all([FailedMessage(message, reason, delay_level, replay)])[0]
 

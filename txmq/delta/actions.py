@@ -1,4 +1,7 @@
-"""The actions of one commit file, as Delta's protocol spells them: made here, and read here."""
+"""The actions of one commit file, as Delta's protocol spells them: made here, and read here.
+
+Two commits that were made on top of the same version may both stand, or `clash`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,6 @@ from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
     import pyarrow.fs as pa_fs
-
-
-# --- actions:
 
 LOG_FOLDER = "_delta_log"
 ENGINE = "txmq"
@@ -31,6 +31,11 @@ COMMIT_NAME = re.compile(r"(\d{20})\.json", re.ASCII)
 # What reading actions of another shape raises.
 DAMAGES = (ValueError, KeyError, TypeError, AttributeError)
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+# They say something of the files of a table: how far row ids are given out, how files lie.
+_ABOUT_FILES = frozenset({"domainMetadata"})
+
+
+# --- a commit that is made ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class AddedFile:
     stats_json: str
 
     def action(self) -> dict[str, Any]:
-        """As Delta spells it."""
+        """Spell it as Delta does."""
         values = {
             "path": quote(self.path, safe=_PLAIN_IN_PATHS),
             "partitionValues": dict(self.partition),
@@ -69,7 +74,7 @@ class RemovedFile:
     log_path: str = ""
 
     def action(self) -> dict[str, Any]:
-        """As Delta spells it."""
+        """Spell it as Delta does."""
         values = {
             # Other readers compare paths as they are spelled.
             "path": self.log_path or quote(self.path, safe=_PLAIN_IN_PATHS),
@@ -101,7 +106,7 @@ class NewCommit:
     tags: Mapping[str, str] | None = None
 
     def content(self, now_ms: int, before_ms: int | None = None) -> bytes:
-        """The commit file.
+        """Make the commit file.
 
         Args:
             now_ms: the writer's clock.
@@ -146,6 +151,9 @@ class NewCommit:
         return {"commitInfo": info}
 
 
+# --- a commit that is read ----------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class CommitActions:
     """What a commit file says.
@@ -180,7 +188,7 @@ EMPTY_COMMIT = CommitActions({}, (), (), frozenset())
 
 
 def commit_actions(content: bytes) -> CommitActions:
-    """What a commit file says.
+    """Read what a commit file says.
 
     Raises: ValueError where it is no commit file, as one that lost its content.
     """
@@ -194,8 +202,8 @@ def commit_actions(content: bytes) -> CommitActions:
         raise ValueError("has a commitInfo that is no object")  # noqa: TRY004 - as for all damage
     return CommitActions(
         marks,
-        list(of_kind(actions, "add")),
-        list(of_kind(actions, "remove")),
+        of_kind(actions, "add"),
+        of_kind(actions, "remove"),
         frozenset(kinds.difference(_ASIDE, ("add", "remove", "txn"))),
         str(info.get(TOKEN, "")),
         str(info.get(NOTE, "")),
@@ -207,23 +215,23 @@ def commit_actions(content: bytes) -> CommitActions:
 
 
 def _moment_ms(value: object) -> int | None:
-    """A time of a commit; None for what others wrote that is none."""
+    """Return a time that a commit names; None for anything else that others wrote."""
     # In Python a bool is an int.
     return value if type(value) is int and 0 <= value < _MOMENTS_MS else None
 
 
 def of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:
-    """The actions of one kind."""
+    """Return the actions of one kind."""
     return [action[kind] for action in actions if action.get(kind) is not None]
 
 
 def path_of(action: Mapping[str, Any]) -> str:
-    """The path of an added or removed file, relative to the table."""
+    """Return the path of an added or removed file, relative to the table."""
     return unquote(action["path"])
 
 
 def commit_path(version: int) -> str:
-    """The path of a commit file, relative to the table."""
+    """Return the path of a commit file, relative to the table."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
@@ -245,11 +253,11 @@ class Seen(NamedTuple):
 
 
 def stamp_of(info: pa_fs.FileInfo) -> Stamp:
-    """What tells a commit file from another one of the same version."""
+    """Return what tells a commit file from another one of the same version."""
     return info.size, info.mtime_ns
 
 
-# --- conflicts:
+# --- two commits --------------------------------------------------------------------------------
 
 
 class Conflict(enum.Enum):
@@ -274,12 +282,8 @@ class Clash(NamedTuple):
         return self.conflict.value.format(self.subject)
 
 
-# They say something of the files of a table: how far row ids are given out, how files lie.
-_ABOUT_FILES = frozenset({"domainMetadata"})
-
-
 def clash(commit: NewCommit, winner: CommitActions) -> Clash | None:
-    """Why `commit` may not follow `winner`; None where both can stand, as two appends.
+    """Return why `commit` may not follow `winner`; None where both can stand, as two appends.
 
     It asks for more than Delta does: a winner that did something unknown is looked at anew.
     """

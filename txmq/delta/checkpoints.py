@@ -26,13 +26,15 @@ from txmq.delta.folder import TableFolder
 from txmq.errors import StorageError
 from txmq.ground.handles import EXIT_WAIT_S, close_at_exit
 
-# --- checkpoint_file:
-
 LAST_CHECKPOINT = f"{LOG_FOLDER}/_last_checkpoint"
 # txmq deletes removed files sooner, with the commits that removed them.
 TOMBSTONE_MS = 3_600_000
 # A checkpoint is written anew once so many of its rows would be new ones.
 NEW_SHARE = 0.1
+# The thread pauses so many times as long as a checkpoint took: a log that is committed to without a
+# pause is behind by some tens of commits, and the callers have the time.
+PAUSE_FACTOR = 10
+LONGEST_PAUSE_S = 60.0
 
 _TEXTS = pa.map_(pa.string(), pa.string())
 _ADD = pa.struct(
@@ -69,220 +71,36 @@ SCHEMA = pa.schema(list(_KINDS.items()))
 _KEYS = {"add": "path", "remove": "path", "txn": "appId"}
 _PASSED = ("commitInfo", "cdc")
 
-
-class OtherCheckpointError(Exception):
-    """A log that has to be left to delta-rs."""
-
-
-@dataclass(slots=True)
-class _News:
-    """What the commits since a checkpoint did."""
-
-    actions: dict[str, dict[str, dict[str, Any]]] = field(
-        default_factory=lambda: {kind: {} for kind in _KINDS}
-    )
-
-    def take(self, content: bytes) -> None:
-        for line in content.splitlines():
-            for kind, values in json.loads(line).items() if line.strip() else ():
-                if kind not in _PASSED and values is not None:
-                    self._take(kind, values)
-
-    def _take(self, kind: str, values: dict[str, Any]) -> None:
-        if kind not in _KINDS or values.get("deletionVector") is not None:
-            raise OtherCheckpointError(kind)
-        key = str(values[_KEYS[kind]]) if kind in _KEYS else ""
-        self.actions[kind][key] = values
-        if kind == "add":
-            self.actions["remove"].pop(key, None)
-        elif kind == "remove":
-            self.actions["add"].pop(key, None)
-
-    def rows(self, kind: str) -> pa.Array:
-        """The new actions of one kind."""
-        parts = list(_KINDS[kind])
-        actions = self.actions[kind].values()
-        fields = [
-            {part.name: _stored(action.get(part.name), part.type) for part in parts}
-            for action in actions
-        ]
-        for values in fields if kind in {"add", "remove"} else ():
-            values["dataChange"] = False
-        return pa.array(fields, _KINDS[kind])
-
-    def touched(self, kind: str) -> pa.Array:
-        """The keys of older actions of a kind that these commits replace."""
-        kinds = ("add", "remove") if kind in {"add", "remove"} else (kind,)
-        return pa.array([key for name in kinds for key in self.actions[name]], pa.string())
-
-
-def _stored(value: Any, kind: pa.DataType) -> Any:
-    """A value for Arrow, whose maps are made of pairs."""
-    if isinstance(value, dict) and pa.types.is_map(kind):
-        return list(value.items())
-    if isinstance(value, dict):
-        # Only `format` is a struct in an action.
-        fields = {"options": {}, **value}
-        return {part.name: _stored(fields.get(part.name), part.type) for part in kind}
-    return value
-
-
-def write_checkpoint(table: TableFolder, version: int, *, least_commits: int = 1) -> bool:
-    """Write a checkpoint of a version, unless there is a newer one; whether it was written.
-
-    Args:
-        table: whose log it is.
-        version: a version whose commit file is there.
-        least_commits: with fewer commits since the last checkpoint none is written, nor while they
-            are few against what the checkpoint holds.
-
-    Raises: OtherCheckpointError; StorageError where a commit or the last checkpoint is damaged.
-    """
-    last = _last(table)
-    before = -1 if last is None else int(last["version"])
-    held = 0 if last is None else int(last.get("size", 0))
-    commits = version - before
-    if commits < least_commits or (least_commits > 1 and commits < held * NEW_SHARE):
-        return False
-    news = _news(table, range(before + 1, version + 1))
-    try:
-        rows = _rows(table, last, news)
-    except pa.ArrowException as error:
-        raise OtherCheckpointError("values of other types") from error
-    fields = _put(table, version, rows)
-    last = _last(table)
-    if last is None or last["version"] < version:
-        _point_to(table, fields)
-    return True
-
-
-def write_first_checkpoint(table: TableFolder, version: int, content: bytes) -> None:
-    """Write the checkpoint of a commit that defines the whole table, whatever was before it."""
-    news = _News()
-    news.take(content)
-    _point_to(table, _put(table, version, _rows(table, None, news)))
-
-
-def _last(table: TableFolder) -> Mapping[str, Any] | None:
-    content = table.file_bytes(LAST_CHECKPOINT)
-    if content is None:
-        return None
-    try:
-        last: Mapping[str, Any] = json.loads(content)
-        is_own_kind = isinstance(last["version"], int) and not last.get("parts")
-    except DAMAGES as error:
-        raise OtherCheckpointError("a damaged file") from error
-    if not is_own_kind or last.get("v2Checkpoint"):
-        raise OtherCheckpointError("several files")
-    return last
-
-
-def _news(table: TableFolder, versions: Iterable[int]) -> _News:
-    news = _News()
-    for version in versions:
-        content = table.commit_bytes(version)
-        if content is None:
-            raise OtherCheckpointError(f"no commit {version}")
-        if not content.strip():
-            # Behind a checkpoint nobody would look for what it held.
-            problem = "lost its content, so no checkpoint is made behind it; restore this file"
-            way_out = 'where it is lost for good, put the line {"commitInfo":{}} into it'
-            raise StorageError(table.name, f"{commit_path(version)} {problem}; {way_out}")
-        try:
-            news.take(content)
-        except DAMAGES as error:
-            raise StorageError(table.name, f"{commit_path(version)} is damaged") from error
-    return news
-
-
-def _rows(table: TableFolder, last: Mapping[str, Any] | None, news: _News) -> pa.Table:
-    """All rows of the new checkpoint, each with one action."""
-    base = None if last is None else _base(table, int(last["version"]))
-    expired_ms = time.time_ns() // 1_000_000 - TOMBSTONE_MS
-    parts = []
-    for kind, action in _KINDS.items():
-        values = news.rows(kind)
-        if base is not None and (kind in _KEYS or not len(values)):
-            values = pa.concat_arrays([_kept(base[kind], kind, news), values])
-        if kind == "remove":
-            values = values.filter(
-                pc.greater(pc.struct_field(values, "deletionTimestamp"), expired_ms)
-            )
-        nulls = {other: pa.nulls(len(values), type_) for other, type_ in _KINDS.items()}
-        parts.append(pa.table({**nulls, kind: values.cast(action)}, schema=SCHEMA))
-    rows = pa.concat_tables(parts)
-    if rows["metaData"].null_count != len(rows) - 1 or rows["protocol"].null_count != len(rows) - 1:
-        raise OtherCheckpointError("no metaData or no protocol")
-    return rows
-
-
-def _base(table: TableFolder, version: int) -> pa.Table:
-    content = table.file_bytes(checkpoint_path(version))
-    if content is None:
-        raise OtherCheckpointError(f"no checkpoint {version}")
-    try:
-        file = pq.ParquetFile(pa.py_buffer(content))
-        if not set(_KINDS) <= set(file.schema_arrow.names):
-            raise OtherCheckpointError("other columns")
-        return file.read()
-    except (OSError, pa.ArrowException) as error:
-        raise OtherCheckpointError("a damaged file") from error
-
-
-def _kept(column: pa.ChunkedArray, kind: str, news: _News) -> pa.Array:
-    """The actions of a kind in the last checkpoint that still stand."""
-    values = column.combine_chunks()
-    values = values.filter(pc.is_valid(values))
-    if kind in _KEYS:
-        is_touched = pc.is_in(pc.struct_field(values, _KEYS[kind]), value_set=news.touched(kind))
-        values = values.filter(pc.invert(is_touched))
-    return _as(values, _KINDS[kind])
-
-
-def _as(values: pa.Array, kind: pa.StructType) -> pa.Array:
-    """Structs with the fields of `kind`; those that are missing are null, others are left out."""
-    stored = {field.name for field in values.type}
-    vectors = pc.struct_field(values, "deletionVector") if "deletionVector" in stored else None
-    if vectors is not None and vectors.null_count < len(values):
-        raise OtherCheckpointError("deletion vectors")
-    columns = [
-        pc.struct_field(values, part.name).cast(part.type)
-        if part.name in stored
-        else pa.nulls(len(values), part.type)
-        for part in kind
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(kind))
-
-
-def _put(table: TableFolder, version: int, rows: pa.Table) -> dict[str, int]:
-    """Write the file; what the pointer to it says."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="snappy", write_statistics=False)
-    content = sink.getvalue().to_pybytes()
-    table.objects.put(checkpoint_path(version), content)
-    return {
-        "version": version, "size": rows.num_rows, "sizeInBytes": len(content),
-        "numOfAddFiles": rows.num_rows - rows["add"].null_count,
-    }  # fmt: skip
-
-
-def _point_to(table: TableFolder, fields: Mapping[str, int]) -> None:
-    table.objects.put(LAST_CHECKPOINT, json.dumps(fields).encode())
-
-
-def checkpoint_path(version: int) -> str:
-    """The path of a checkpoint of one file, relative to the table."""
-    return f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
-
-
-# --- checkpoints:
-
 logger = logging.getLogger(__name__)
 
-# The thread pauses so many times as long as a checkpoint took: a log that is committed to without a
-# pause is behind by some tens of commits, and the callers have the time.
-PAUSE_FACTOR = 10
-LONGEST_PAUSE_S = 60.0
+
+# --- asking for one ------------------------------------------------------------------------------
+
+
+def checkpoint_soon(folder: TableFolder, version: int, least_commits: int) -> None:
+    """Have a checkpoint of this version or a newer one made; 0 commits, nothing is waited for.
+
+    `least_commits` is as in `write_checkpoint`.
+    """
+    if _Process.checkpoints.process_id != process_id():
+        _Process.checkpoints = _Checkpoints()
+    _Process.checkpoints.ask(
+        _Due(folder.name, folder.location, folder.options, version, least_commits)
+    )
+
+
+def checkpoint_now(folder: TableFolder, version: int) -> None:
+    """Write a checkpoint of this version, unless there is a newer one; 0 commits.
+
+    Raises: StorageError.
+    """
+    try:
+        write_checkpoint(folder, version)
+    except OtherCheckpointError:
+        with translated(folder.name):
+            DeltaTable(
+                folder.location, storage_options=dict(folder.options) or None
+            ).create_checkpoint()
 
 
 class _Due(NamedTuple):
@@ -341,7 +159,7 @@ class _Checkpoints:
             pause_s = min(PAUSE_FACTOR * (time.monotonic() - begun_s), LONGEST_PAUSE_S)
 
     def _next(self, pause_s: float) -> _Due | None:
-        """What has waited longest, after the pause; None after `close`."""
+        """Return what has waited longest, after the pause; None after `close`."""
         with self._lock:
             self._changed.wait_for(lambda: self._is_closed, pause_s)
             self._changed.wait_for(lambda: self._is_closed or self._waiting)
@@ -354,35 +172,217 @@ class _Process:
     checkpoints = _Checkpoints()
 
 
-def checkpoint_soon(table: TableFolder, version: int, least_commits: int) -> None:
-    """Have a checkpoint of this version or a newer one made; 0 commits, nothing is waited for.
-
-    `least_commits` is as in `write_checkpoint`.
-    """
-    if _Process.checkpoints.process_id != process_id():
-        _Process.checkpoints = _Checkpoints()
-    _Process.checkpoints.ask(
-        _Due(table.name, table.location, table.options, version, least_commits)
-    )
-
-
-def checkpoint_now(table: TableFolder, version: int) -> None:
-    """Write a checkpoint of this version, unless there is a newer one; 0 commits.
-
-    Raises: StorageError.
-    """
-    try:
-        write_checkpoint(table, version)
-    except OtherCheckpointError:
-        with translated(table.name):
-            DeltaTable(
-                table.location, storage_options=dict(table.options) or None
-            ).create_checkpoint()
-
-
 def _make(due: _Due) -> None:
     try:
-        table = TableFolder(due.name, due.location, due.options)
-        write_checkpoint(table, due.version, least_commits=due.least_commits)
+        folder = TableFolder(due.name, due.location, due.options)
+        write_checkpoint(folder, due.version, least_commits=due.least_commits)
     except BaseException as error:  # noqa: BLE001 - maintenance makes it later
         logger.debug("no checkpoint of %s: %s", due.location, in_one_line(error))
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+class OtherCheckpointError(Exception):
+    """A log that has to be left to delta-rs."""
+
+
+@dataclass(slots=True)
+class _News:
+    """What the commits since a checkpoint did."""
+
+    actions: dict[str, dict[str, dict[str, Any]]] = field(
+        default_factory=lambda: {kind: {} for kind in _KINDS}
+    )
+
+    def take(self, content: bytes) -> None:
+        for line in content.splitlines():
+            for kind, values in json.loads(line).items() if line.strip() else ():
+                if kind not in _PASSED and values is not None:
+                    self._take(kind, values)
+
+    def _take(self, kind: str, values: dict[str, Any]) -> None:
+        if kind not in _KINDS or values.get("deletionVector") is not None:
+            raise OtherCheckpointError(kind)
+        key = str(values[_KEYS[kind]]) if kind in _KEYS else ""
+        self.actions[kind][key] = values
+        if kind == "add":
+            self.actions["remove"].pop(key, None)
+        elif kind == "remove":
+            self.actions["add"].pop(key, None)
+
+    def rows(self, kind: str) -> pa.Array:
+        """Return the new actions of one kind."""
+        parts = list(_KINDS[kind])
+        actions = self.actions[kind].values()
+        fields = [
+            {part.name: _stored(action.get(part.name), part.type) for part in parts}
+            for action in actions
+        ]
+        for values in fields if kind in {"add", "remove"} else ():
+            values["dataChange"] = False
+        return pa.array(fields, _KINDS[kind])
+
+    def touched(self, kind: str) -> pa.Array:
+        """Return the keys of older actions of a kind that these commits replace."""
+        kinds = ("add", "remove") if kind in {"add", "remove"} else (kind,)
+        return pa.array([key for name in kinds for key in self.actions[name]], pa.string())
+
+
+def _stored(value: Any, kind: pa.DataType) -> Any:
+    """Turn a value into one for Arrow, whose maps are made of pairs."""
+    if isinstance(value, dict) and pa.types.is_map(kind):
+        return list(value.items())
+    if isinstance(value, dict):
+        # Only `format` is a struct in an action.
+        fields = {"options": {}, **value}
+        return {part.name: _stored(fields.get(part.name), part.type) for part in kind}
+    return value
+
+
+def write_checkpoint(folder: TableFolder, version: int, *, least_commits: int = 1) -> bool:
+    """Write a checkpoint of a version, unless there is a newer one; tell whether it was written.
+
+    Args:
+        folder: of the table whose log it is.
+        version: a version whose commit file is there.
+        least_commits: with fewer commits since the last checkpoint none is written, nor while they
+            are few against what the checkpoint holds.
+
+    Raises: OtherCheckpointError; StorageError where a commit or the last checkpoint is damaged.
+    """
+    last = _last(folder)
+    before = -1 if last is None else int(last["version"])
+    held = 0 if last is None else int(last.get("size", 0))
+    commits = version - before
+    if commits < least_commits or (least_commits > 1 and commits < held * NEW_SHARE):
+        return False
+    news = _news(folder, range(before + 1, version + 1))
+    try:
+        rows = _rows(folder, last, news)
+    except pa.ArrowException as error:
+        raise OtherCheckpointError("values of other types") from error
+    fields = _put(folder, version, rows)
+    last = _last(folder)
+    if last is None or last["version"] < version:
+        _point_to(folder, fields)
+    return True
+
+
+def write_first_checkpoint(folder: TableFolder, version: int, content: bytes) -> None:
+    """Write the checkpoint of a commit that defines the whole table, whatever was before it."""
+    news = _News()
+    news.take(content)
+    _point_to(folder, _put(folder, version, _rows(folder, None, news)))
+
+
+def _last(folder: TableFolder) -> Mapping[str, Any] | None:
+    content = folder.file_bytes(LAST_CHECKPOINT)
+    if content is None:
+        return None
+    try:
+        last: Mapping[str, Any] = json.loads(content)
+        is_own_kind = isinstance(last["version"], int) and not last.get("parts")
+    except DAMAGES as error:
+        raise OtherCheckpointError("a damaged file") from error
+    if not is_own_kind or last.get("v2Checkpoint"):
+        raise OtherCheckpointError("several files")
+    return last
+
+
+def _news(folder: TableFolder, versions: Iterable[int]) -> _News:
+    news = _News()
+    for version in versions:
+        content = folder.commit_bytes(version)
+        if content is None:
+            raise OtherCheckpointError(f"no commit {version}")
+        if not content.strip():
+            # Behind a checkpoint nobody would look for what it held.
+            problem = "lost its content, so no checkpoint is made behind it; restore this file"
+            way_out = 'where it is lost for good, put the line {"commitInfo":{}} into it'
+            raise StorageError(folder.name, f"{commit_path(version)} {problem}; {way_out}")
+        try:
+            news.take(content)
+        except DAMAGES as error:
+            raise StorageError(folder.name, f"{commit_path(version)} is damaged") from error
+    return news
+
+
+def _rows(folder: TableFolder, last: Mapping[str, Any] | None, news: _News) -> pa.Table:
+    """Make all rows of the new checkpoint, each with one action."""
+    base = None if last is None else _base(folder, int(last["version"]))
+    expired_ms = time.time_ns() // 1_000_000 - TOMBSTONE_MS
+    parts = []
+    for kind, action in _KINDS.items():
+        values = news.rows(kind)
+        if base is not None and (kind in _KEYS or not len(values)):
+            values = pa.concat_arrays([_kept(base[kind], kind, news), values])
+        if kind == "remove":
+            values = values.filter(
+                pc.greater(pc.struct_field(values, "deletionTimestamp"), expired_ms)
+            )
+        nulls = {other: pa.nulls(len(values), type_) for other, type_ in _KINDS.items()}
+        parts.append(pa.table({**nulls, kind: values.cast(action)}, schema=SCHEMA))
+    rows = pa.concat_tables(parts)
+    if rows["metaData"].null_count != len(rows) - 1 or rows["protocol"].null_count != len(rows) - 1:
+        raise OtherCheckpointError("no metaData or no protocol")
+    return rows
+
+
+def _base(folder: TableFolder, version: int) -> pa.Table:
+    content = folder.file_bytes(checkpoint_path(version))
+    if content is None:
+        raise OtherCheckpointError(f"no checkpoint {version}")
+    try:
+        file = pq.ParquetFile(pa.py_buffer(content))
+        if not set(_KINDS) <= set(file.schema_arrow.names):
+            raise OtherCheckpointError("other columns")
+        return file.read()
+    except (OSError, pa.ArrowException) as error:
+        raise OtherCheckpointError("a damaged file") from error
+
+
+def _kept(column: pa.ChunkedArray, kind: str, news: _News) -> pa.Array:
+    """Return the actions of a kind in the last checkpoint that still stand."""
+    values = column.combine_chunks()
+    values = values.filter(pc.is_valid(values))
+    if kind in _KEYS:
+        is_touched = pc.is_in(pc.struct_field(values, _KEYS[kind]), value_set=news.touched(kind))
+        values = values.filter(pc.invert(is_touched))
+    return _as(values, _KINDS[kind])
+
+
+def _as(values: pa.Array, kind: pa.StructType) -> pa.Array:
+    """Make structs with the fields of `kind`: missing ones are null, others are left out."""
+    stored = {field.name for field in values.type}
+    vectors = pc.struct_field(values, "deletionVector") if "deletionVector" in stored else None
+    if vectors is not None and vectors.null_count < len(values):
+        raise OtherCheckpointError("deletion vectors")
+    columns = [
+        pc.struct_field(values, part.name).cast(part.type)
+        if part.name in stored
+        else pa.nulls(len(values), part.type)
+        for part in kind
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def _put(folder: TableFolder, version: int, rows: pa.Table) -> dict[str, int]:
+    """Write the file; return what the pointer to it says."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="snappy", write_statistics=False)
+    content = sink.getvalue().to_pybytes()
+    folder.objects.put(checkpoint_path(version), content)
+    return {
+        "version": version, "size": rows.num_rows, "sizeInBytes": len(content),
+        "numOfAddFiles": rows.num_rows - rows["add"].null_count,
+    }  # fmt: skip
+
+
+def _point_to(folder: TableFolder, fields: Mapping[str, int]) -> None:
+    folder.objects.put(LAST_CHECKPOINT, json.dumps(fields).encode())
+
+
+def checkpoint_path(version: int) -> str:
+    """Return the path of a checkpoint of one file, relative to the table."""
+    return f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"

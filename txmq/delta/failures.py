@@ -1,4 +1,4 @@
-"""Errors of delta-rs, pyarrow and the system as errors of txmq.
+"""Errors of delta-rs, pyarrow and the system as errors of txmq, and what is tried again.
 
 delta-rs tells most failures apart by their text alone: a chain of causes, a line for each. A text
 that nobody listed keeps its type and its words, without secrets. The names of paths decide nothing,
@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -24,6 +24,7 @@ from txmq.errors import (
     AccessDeniedError,
     BucketNotFoundError,
     ClosedError,
+    CommitConflictError,
     CommitRefusedError,
     ReadOnlyStoreError,
     StorageError,
@@ -35,7 +36,7 @@ from txmq.errors import (
     UnsupportedTableError,
 )
 
-# --- forks:
+# --- processes that were forked -------------------------------------------------------------------
 
 FORKED = (
     "delta-rs cannot work in this process, which was forked from one that had used a store. Open "
@@ -60,7 +61,7 @@ class _Process:
 
 
 def process_id() -> int:
-    """As `os.getpid()`, which asks the system each time: that costs a tenth of a send."""
+    """Do as `os.getpid()`, which asks the system each time: that costs a tenth of a send."""
     return _Process.id
 
 
@@ -71,7 +72,7 @@ def refuse_fork() -> None:
 
 
 def begin_use() -> None:
-    """As `refuse_fork`; call it before each use of delta-rs, so that later forks are known."""
+    """Do as `refuse_fork`; call it before each use of delta-rs, so that later forks are known."""
     refuse_fork()
     _DeltaRs.is_used = True
 
@@ -83,7 +84,7 @@ def refuse_panic(error: BaseException) -> None:
 
 
 def fork_problem(what: str) -> str:
-    """What to do where something is used that was made before a fork."""
+    """Return what to do where something is used that was made before a fork."""
     if _DeltaRs.is_lost:
         return FORKED
     return f"{what} belongs to the process before the fork; make a new one in this process"
@@ -97,7 +98,7 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-# --- failures:
+# --- failures as errors ---------------------------------------------------------------------------
 
 # What delta-rs, obstore and the system raise.
 STORAGE_ERRORS = (DeltaError, BaseError, OSError)
@@ -215,25 +216,25 @@ FINAL_READ_ERRORS = (
 
 
 def failed_read(table: str, error: Exception, path: str = "") -> StorageError:
-    """The error of txmq for a failure to read a table, or one file of it."""
+    """Make the error of txmq for a failure to read a table, or one file of it."""
     if unsupported := _unsupported(table, str(error)):
         return unsupported
-    known = _of_kind(table, error, _KINDS, "read")
-    if known is None and _is_denied(error):
-        known = AccessDeniedError(table, "cannot be read; check its rights")
-    if known is None and _CLEANED_BEHIND.search(str(error)):
+    typed = _of_kind(table, error, _KINDS, "read")
+    if typed is None and _is_denied(error):
+        typed = AccessDeniedError(table, "cannot be read; check its rights")
+    if typed is None and _CLEANED_BEHIND.search(str(error)):
         return _cleaned_behind(table)
     name = f"{path} " if path else ""
-    return known or StorageError(table, f"{name}cannot be read ({in_one_line(error)})")
+    return typed or StorageError(table, f"{name}cannot be read ({in_one_line(error)})")
 
 
 def failed_write(table: str, error: Exception) -> StorageError:
-    """The error of txmq for a failure to write a table, or to commit to it."""
+    """Make the error of txmq for a failure to write a table, or to commit to it."""
     if unsupported := _unsupported(table, str(error)):
         return unsupported
-    known = disk_error(table, error) or _of_kind(table, error, _KINDS, "written")
-    if known is not None:
-        return known
+    typed = disk_error(table, error) or _of_kind(table, error, _KINDS, "written")
+    if typed is not None:
+        return typed
     if _CLEANED_BEHIND.search(str(error)):
         return _cleaned_behind(table)
     if isinstance(error, CommitFailedError):
@@ -247,7 +248,7 @@ def read_errors(table: str) -> AbstractContextManager[None]:
 
 
 def translated(table: str) -> AbstractContextManager[None]:
-    """As `read_errors`, in a block that writes."""
+    """Do as `read_errors`, in a block that writes."""
     return _raised_as(failed_write, table)
 
 
@@ -273,7 +274,7 @@ def _refused(table: str, error: CommitFailedError) -> CommitRefusedError:
 
 
 def disk_error(table: str, error: Exception) -> StorageError | None:
-    """The typed error for an error of the disk: full, read-only, no links; None for others."""
+    """Make the typed error for an error of the disk: full, read-only, no links; None for others."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _FULL_NUMBERS:
         return StoreFullError(table, _KINDS[0].problem)
@@ -311,18 +312,18 @@ def _features(text: str) -> list[str]:
 
 
 def without_paths(text: str) -> str:
-    """The text without what users name: paths and URLs."""
+    """Remove from a text what users name: paths and URLs."""
     return _PATH.sub(" ", _END_OF_ELEMENT.sub(" ", text))
 
 
 def in_one_line(error: BaseException) -> str:
-    """Type and chain of causes, without secrets, colours and the backtrace that may follow."""
+    """Show type and chain of causes, without secrets, colours and a backtrace."""
     causes = ": ".join(_causes(str(error)))
     return f"{type(error).__name__}: {without_secrets(causes)[:SHOWN_CHARACTERS_OF_A_CAUSE]}"
 
 
 def problem_of(error: BaseException) -> str:
-    """As `in_one_line`; the type alone where the text may hold a value of a row."""
+    """Do as `in_one_line`; show the type alone if the text may hold a value of a row."""
     if isinstance(error, TxmqError | DeltaError | OSError):
         return in_one_line(error)
     return type(error).__name__
@@ -338,7 +339,7 @@ def _causes(text: str) -> Iterator[str]:
 
 
 def without_secrets(text: str) -> str:
-    """The text without passwords and queries of URLs, and without values that are named secret."""
+    """Remove from a text passwords and queries of URLs, and values that are named secret."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
@@ -353,12 +354,56 @@ _SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
 )
 
 
-# --- retries:
+# --- what is tried again --------------------------------------------------------------------------
 
 READ_ATTEMPTS = 8
+COMMIT_ATTEMPTS = 20
 RETRY_PAUSE_S = 0.01
+# A writer that lost waits no longer than for this attempt: the winner is done long before.
+LONGEST_WAIT_ATTEMPT = 3
 MISSING = "is not there; run txmq init for a new store, or restore it from a backup"
 Result = TypeVar("Result")
+
+
+class Pinned(Protocol):
+    """A table that is pinned to a version, as `Table` and `PinnedTable` are."""
+
+    @property
+    def name(self) -> str:
+        """What errors call the table."""
+
+    def refresh(self) -> object:
+        """Pin the newest version."""
+
+
+def until_committed(
+    table: Pinned, compute: Callable[[], Result], attempts: int = COMMIT_ATTEMPTS
+) -> Result:
+    """Compute from the newest version and commit; do both again after a lost race.
+
+    The promise: the base of a compare-and-swap is what the work was computed from, nowhere a
+    refreshed one. So the table is refreshed here, before each attempt, and nowhere after it:
+    `compute` reads the pinned version, commits on top of it, and never refreshes the table in
+    between. A commit on top of a version that nobody has read would undo what others did.
+
+    Args:
+        table: the table that is committed to.
+        compute: reads, decides and makes one commit at most; what it returns is returned. It is
+            called again from the beginning, so what it does beside the commit must bear that.
+        attempts: so many lost races end the call.
+
+    Raises: CommitConflictError after the last lost race, nothing was written; StorageError where
+        the table cannot be read; what `compute` raises, but for CommitRefusedError.
+    """
+    for attempt in range(attempts):
+        table.refresh()
+        try:
+            return compute()
+        except CommitRefusedError as error:
+            refusal = error
+            pause(min(attempt, LONGEST_WAIT_ATTEMPT))
+    problem = f"other writers were faster {attempts} times; try again"
+    raise CommitConflictError(table.name, problem) from refusal
 
 
 def pause(attempt: int) -> None:

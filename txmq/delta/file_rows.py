@@ -3,29 +3,300 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.delta.failures import read_again
-from txmq.delta.files import LARGE_FILE_BYTES, DataFile, as_type, with_partition
-from txmq.delta.folder import NOTHING, Contents, in_windows
-from txmq.delta.followed import FollowedTable
+from txmq.delta.actions import CommitActions, path_of
+from txmq.delta.failures import Result, read_again
+from txmq.delta.files import LARGE_FILE_BYTES, DataFile, FilePart, as_type, with_partition
+from txmq.delta.folder import NOTHING, Contents, TableFolder, in_windows
+from txmq.delta.parquet import FooterSizes, footer_sizes, row_group_ranges
 from txmq.delta.schemas import TableSchema
+from txmq.delta.table_log import TableLog
+from txmq.errors import StorageError
 
-# --- small_files:
-
-# By its size and by its rows, for compression hides how large a few values are.
+# A small file, by its size and by its rows, for compression hides how large a few values are.
 SMALL_BYTES, SMALL_ROWS = 64 * 1024, 64
 # What one table keeps in memory. Arrow's own objects are ten times as large as one row is.
 KEPT_BYTES, KEPT_FILES = 256 * 1024, 16
+# Of many small files each is a chunk, and Arrow pays for each chunk with each call.
+CHUNKS_MAX = 16
+READ_BUFFER_BYTES = 1 << 20
+# A batch of rows that is in memory at once, where its caller names no other limit.
+BATCH_BYTES = 16 * 1024 * 1024
+# Rows that are decoded at once.
+STEP_ROWS = 4096
+# Within a row group that is larger than a batch the large rows may stand together.
+UNEVEN_ROWS = 64
+UNEVEN_PARTS = 8
+# A table of one row is a hundred times as large as its row: so many are put together at once.
+TABLES_HELD = 256
+
+Part = TypeVar("Part")
+
+
+# --- the files of a table -----------------------------------------------------------------------
+
+
+class CountedRows(NamedTuple):
+    """The rows of some files in their order, and how many are of each."""
+
+    rows: pa.Table
+    counts: list[int]
+
+
+class FileRows:
+    """Reads the data files of one table by their names. Not safe for several threads."""
+
+    def __init__(self, folder: TableFolder, log: TableLog, schema: TableSchema) -> None:
+        """Open nothing yet; the first use does. The log says which columns the table has."""
+        self._folder, self._log, self._schema = folder, log, schema
+        self.small_files = SmallFiles()
+
+    def keep_small_files(self) -> None:
+        """From now on keep the rows of the small files that were read or written last."""
+        self.small_files.is_on = True
+
+    # Whole files.
+
+    def read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
+        """Read the rows of `files`, in the order of the files. Raises: StorageError."""
+        return self.read_counted(files, columns).rows
+
+    def read_counted(self, files: Sequence[DataFile], columns: Sequence[str]) -> CountedRows:
+        """Do as `read`, with the number of rows of each file. Raises: StorageError."""
+        schema = self._log.columns_of(columns)
+        if not files:
+            return CountedRows(schema.empty_table(), [])
+        # Of many files none would still be kept when it is read again.
+        keeps = len(files) <= KEPT_FILES
+        parts = list(self._read_each(files, self._stored_names(columns), keeps=keeps))
+        rows = _with_partitions(files, parts, schema)
+        if len(parts) > CHUNKS_MAX and rows.nbytes <= BATCH_BYTES:
+            rows = rows.combine_chunks()
+        return CountedRows(rows, [part.num_rows for part in parts])
+
+    def each(self, files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the rows of one file after the other, as `read`; memory holds one of them."""
+        schema = self._log.columns_of(columns)
+        parts = self._read_each(files, self._stored_names(columns), keeps=False)
+        for file, part in zip(files, parts, strict=True):
+            yield with_partition(part, file, schema)
+
+    def read_stored(
+        self,
+        file: DataFile,
+        stored: list[str],
+        contents: Contents = NOTHING,
+        *,
+        keeps: bool = True,
+    ) -> pa.Table:
+        """Read columns that the file itself has; no partition columns. Raises: StorageError."""
+        if (rows := self.small_files.rows(file.path)) is not None:
+            return some_columns(rows, stored)
+
+        def read() -> pa.Table:
+            if keeps and self.small_files.is_on:
+                return self._read_and_keep(file, stored, contents)
+            return self._read_once(file, stored, None, contents)
+
+        return read_again(self._folder.name, read, path=file.path)
+
+    def added_rows(self, actions: CommitActions, columns: Sequence[str]) -> pa.Table:
+        """Read the rows that a commit added; only columns that are no partition.
+
+        They are read by the commit file alone, so the pinned version may be older.
+
+        Raises: StorageError.
+        """
+        schema = self._log.columns_of(columns)
+        files = [DataFile(path_of(action), 0, action["size"], {}) for action in actions.added]
+        parts = [self.read_stored(file, list(columns)).cast(schema) for file in files]
+        return pa.concat_tables([schema.empty_table(), *parts])
+
+    def _read_each(
+        self, files: Sequence[DataFile], stored: list[str], *, keeps: bool
+    ) -> Iterator[pa.Table]:
+        for window in in_windows(files):
+            contents = self.fetched_files(window)
+            for file in window:
+                yield self.read_stored(file, stored, contents, keeps=keeps)
+
+    def fetched_files(self, files: Sequence[DataFile]) -> Contents:
+        """Fetch the small ones of a few files, as `fetched` of the folder."""
+        if len(files) <= 1 or not self._folder.objects.is_remote:
+            return NOTHING
+        small = [
+            file.path
+            for file in files
+            if file.size_bytes <= SMALL_BYTES and self.small_files.rows(file.path) is None
+        ]
+        return self._folder.fetched(small)
+
+    def _read_once(
+        self,
+        file: DataFile,
+        stored: list[str],
+        row_group: int | None = None,
+        contents: Contents = NOTHING,
+    ) -> pa.Table:
+        use_threads = file.size_bytes > LARGE_FILE_BYTES
+        with self._source(file, contents) as source:
+            parquet = _parquet(source)
+            if row_group is None:
+                return parquet.read(stored, use_threads=use_threads)
+            return parquet.read_row_group(row_group, stored, use_threads=use_threads)
+
+    def _read_and_keep(self, file: DataFile, stored: list[str], contents: Contents) -> pa.Table:
+        """Read a file; a small one as a whole, which is kept for the next reads."""
+        with self._source(file, contents) as source:
+            parquet = _parquet(source)
+            if not is_small(file.size_bytes, parquet.metadata.num_rows):
+                return parquet.read(stored, use_threads=file.size_bytes > LARGE_FILE_BYTES)
+            rows = parquet.read(use_threads=False)
+        self.small_files.keep(file.path, rows, rows.nbytes)
+        return some_columns(rows, stored)
+
+    def _source(self, file: DataFile, contents: Contents) -> pa.NativeFile:
+        """Open a file. Read a small one whole: that costs half of reading some columns."""
+        if (content := contents.get(file.path)) is not None:
+            return pa.BufferReader(content)
+        source = self._folder.filesystem.open_input_file(file.path)
+        # By its own size: a commit by others may name another one.
+        if source.size() > SMALL_BYTES:
+            return source
+        with source:
+            return pa.BufferReader(source.read_buffer())
+
+    def _stored_names(self, columns: Sequence[str]) -> list[str]:
+        return [name for name in columns if name not in self._schema.partition_by]
+
+    # Parts of files.
+
+    def batches(
+        self,
+        file: DataFile,
+        columns: Sequence[str],
+        rows: int,
+        batch_bytes: int = BATCH_BYTES,
+        contents: Contents = NOTHING,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one file in their order, with bounded memory.
+
+        A batch has up to `rows` rows, and fewer where they would be more than `batch_bytes`.
+        `contents` are of `fetched_files`.
+        """
+        stored = self._stored_names(columns)
+        if (small := self.small_files.rows(file.path)) is not None:
+            yield from some_columns(small, stored).combine_chunks().to_batches(rows)
+            return
+        with self._source(file, contents) as source:
+            yield from record_batches(source, stored, rows, batch_bytes)
+
+    def windows(
+        self, part: FilePart, columns: Sequence[str], size_bytes: int
+    ) -> Iterator[tuple[pa.Table, bool]]:
+        """Yield the rows of a file or row group in their order, in tables of about `size_bytes`.
+
+        Each table comes with whether it is the last one; memory holds two of them.
+
+        Raises: FileNotFoundError where the file is gone; StorageError.
+        """
+        schema, stored = self._log.columns_of(columns), self._stored_names(columns)
+        try:
+            with self._folder.filesystem.open_input_file(part.file.path) as source:
+                row_groups = None if part.row_group is None else [part.row_group]
+                batches = record_batches(source, stored, STEP_ROWS, size_bytes, row_groups)
+                for rows, is_last in in_windows_of_batches(batches, size_bytes):
+                    yield with_partition(rows, part.file, schema), is_last
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            problem = f"{part.file.path} cannot be read ({type(error).__name__})"
+            raise StorageError(self._folder.name, problem) from error
+
+    def row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart] | None:
+        """Return the row groups of a file with their ranges of `columns`; None if it is gone."""
+
+        def read() -> list[FilePart]:
+            with self._folder.filesystem.open_input_file(part.file.path) as source:
+                metadata = pq.ParquetFile(source).metadata
+            groups = []
+            for number in range(metadata.num_row_groups):
+                low, high = row_group_ranges(metadata, number, columns)
+                groups.append(
+                    FilePart(part.file, {**part.low, **low}, {**part.high, **high}, number)
+                )
+            return groups
+
+        return self._unless_gone(read)
+
+    def read_part(self, part: FilePart, columns: Sequence[str]) -> pa.Table | None:
+        """Read the rows of a file or of one of its row groups; None if the file is gone."""
+        schema, stored = self._log.columns_of(columns), self._stored_names(columns)
+        rows = self._unless_gone(lambda: self._read_once(part.file, stored, part.row_group))
+        return None if rows is None else with_partition(rows, part.file, schema)
+
+    def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
+        def attempt() -> Result | None:
+            try:
+                return read()
+            except FileNotFoundError:
+                return None
+
+        return read_again(self._folder.name, attempt)
+
+    def footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
+        """Read the rows, and the bytes of some columns without compression, from a file's footer.
+
+        Raises: StorageError.
+        """
+        return read_again(
+            self._folder.name, lambda: self._footer_sizes(file, columns), path=file.path
+        )
+
+    def _footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
+        with self._folder.filesystem.open_input_file(file.path) as source:
+            return footer_sizes(pq.ParquetFile(source).metadata, columns)
+
+
+def _parquet(source: pa.NativeFile) -> pq.ParquetFile:
+    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+
+
+def _with_partitions(
+    files: Sequence[DataFile], parts: Sequence[pa.Table], schema: pa.Schema
+) -> pa.Table:
+    """Return the columns of `schema` of the rows of all files."""
+    if len(parts) == 1 or any(part.schema != parts[0].schema for part in parts):
+        # An earlier txmq may have written files with fewer columns.
+        tables = zip(files, parts, strict=True)
+        return pa.concat_tables([with_partition(part, file, schema) for file, part in tables])
+    rows = pa.concat_tables(parts)
+    stored = set(rows.column_names)
+    file_of_row = pa.array(np.repeat(np.arange(len(parts)), [part.num_rows for part in parts]))
+    columns = [
+        as_type(rows[field.name], field.type)
+        if field.name in stored
+        else _partition_values(files, field).take(file_of_row)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _partition_values(files: Sequence[DataFile], field: pa.Field) -> pa.Array:
+    return pa.array([file.partition.get(field.name) for file in files], field.type)
+
+
+# --- small files, which are kept ----------------------------------------------------------------
 
 
 def is_small(size_bytes: int, rows: int) -> bool:
-    """Whether reading all columns of a file costs as little as reading some of them."""
+    """Tell whether reading all columns of a file costs as little as reading some of them."""
     return size_bytes <= SMALL_BYTES and rows <= SMALL_ROWS
 
 
@@ -43,9 +314,9 @@ class SmallFiles:
         self._kept_bytes = 0
 
     def rows(self, path: str) -> pa.Table | None:
-        """All stored columns of a file; None where it is not kept."""
-        kept = self._rows.get(path)
-        return kept and kept[0]
+        """Return all stored columns of a file; None where it is not kept."""
+        entry = self._rows.get(path)
+        return entry and entry[0]
 
     def keep(self, path: str, rows: pa.Table, size_bytes: int) -> None:
         """Keep the rows of a file in the place of older ones; `size_bytes` is what they hold."""
@@ -58,23 +329,12 @@ class SmallFiles:
 
 
 def some_columns(rows: pa.Table, names: list[str]) -> pa.Table:
-    """These columns, as far as the file has them."""
+    """Return these columns, as far as the file has them."""
     stored = set(rows.column_names)
     return rows.select([name for name in names if name in stored])
 
 
-# --- batches:
-
-Part = TypeVar("Part")
-
-READ_BUFFER_BYTES = 1 << 20
-# A batch of rows that is in memory at once, where its caller names no other limit.
-BATCH_BYTES = 16 * 1024 * 1024
-# Within a row group that is larger than a batch the large rows may stand together.
-UNEVEN_ROWS = 64
-UNEVEN_PARTS = 8
-# A table of one row is a hundred times as large as its row: so many are put together at once.
-TABLES_HELD = 256
+# --- batches ------------------------------------------------------------------------------------
 
 
 def record_batches(
@@ -84,7 +344,7 @@ def record_batches(
     batch_bytes: int,
     row_groups: Sequence[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in their order: up to `rows` at once, fewer where they are more than `batch_bytes`.
+    """Yield the rows in their order: up to `rows` at once, fewer if they exceed `batch_bytes`.
 
     With `row_groups` only those.
     """
@@ -100,7 +360,7 @@ def record_batches(
 def _batch_rows(
     group: pq.RowGroupMetaData, columns: Sequence[str], rows: int, batch_bytes: int
 ) -> int:
-    """How many rows of a row group to hold at once."""
+    """Return how many rows of a row group to hold at once."""
     names = set(columns)
     chunks = (group.column(index) for index in range(group.num_columns))
     size_bytes = sum(
@@ -117,7 +377,7 @@ def _batch_rows(
 def in_windows_of_batches(
     batches: Iterator[pa.RecordBatch], size_bytes: int
 ) -> Iterator[tuple[pa.Table, bool]]:
-    """Batches that are put together up to a size, each with whether it is the last one."""
+    """Put batches together up to a size; yield each table with whether it is the last one."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -136,7 +396,7 @@ def in_row_groups(
     size: Callable[[Part], tuple[int, int]],
     limits: tuple[int, int],
 ) -> Iterator[pa.Table]:
-    """Parts, most of few rows, in tables that each become a row group of a new file.
+    """Put parts, most of few rows, together in tables that each become a row group of a new file.
 
     Args:
         parts: what is put together, in this order.
@@ -162,174 +422,3 @@ def in_row_groups(
         tables.append(joined(waiting))
     if tables:
         yield pa.concat_tables(tables)
-
-
-# --- file_rows:
-
-# Of many small files each is a chunk, and Arrow pays for each chunk with each call.
-CHUNKS_MAX = 16
-
-
-class CountedRows(NamedTuple):
-    """The rows of some files in their order, and how many are of each."""
-
-    rows: pa.Table
-    counts: list[int]
-
-
-class FileTable(FollowedTable):
-    """A table of which data files are read. Not safe for several threads."""
-
-    def __init__(
-        self, location: str, schema: TableSchema, storage_options: Mapping[str, str] | None = None
-    ) -> None:
-        """Open nothing yet; the first use does."""
-        super().__init__(location, schema, storage_options)
-        self._small = SmallFiles()
-
-    def keep_small_files(self) -> None:
-        """From now on keep the rows of the small files that were read or written last."""
-        self._small.is_on = True
-
-    def read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
-        """The rows of `files`, in the order of the files. Raises: StorageError."""
-        return self.read_counted(files, columns).rows
-
-    def read_counted(self, files: Sequence[DataFile], columns: Sequence[str]) -> CountedRows:
-        """As `read`, with the number of rows of each file. Raises: StorageError."""
-        schema = self._columns_of(columns)
-        if not files:
-            return CountedRows(schema.empty_table(), [])
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        # Of many files none would still be kept when it is read again.
-        keeps = len(files) <= KEPT_FILES
-        parts = list(self._each_stored(files, stored, keeps=keeps))
-        rows = _with_partitions(files, parts, schema)
-        if len(parts) > CHUNKS_MAX and rows.nbytes <= BATCH_BYTES:
-            rows = rows.combine_chunks()
-        return CountedRows(rows, [part.num_rows for part in parts])
-
-    def each(self, files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows of one file after the other, as `read`; memory holds one of them."""
-        schema = self._columns_of(columns)
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        parts = self._each_stored(files, stored, keeps=False)
-        for file, part in zip(files, parts, strict=True):
-            yield with_partition(part, file, schema)
-
-    def _each_stored(
-        self, files: Sequence[DataFile], stored: list[str], *, keeps: bool
-    ) -> Iterator[pa.Table]:
-        for window in in_windows(files):
-            contents = self.fetched_files(window)
-            for file in window:
-                yield self._stored_again(file, stored, contents, keeps=keeps)
-
-    def fetched_files(self, files: Sequence[DataFile]) -> Contents:
-        """The small ones of a few files, as `fetched`."""
-        if len(files) <= 1 or not self.objects.is_remote:
-            return NOTHING
-        return self.fetched([file.path for file in files if self._is_fetched(file)])
-
-    def _is_fetched(self, file: DataFile) -> bool:
-        return file.size_bytes <= SMALL_BYTES and self._small.rows(file.path) is None
-
-    def batches(
-        self,
-        file: DataFile,
-        columns: Sequence[str],
-        rows: int,
-        batch_bytes: int = BATCH_BYTES,
-        contents: Contents = NOTHING,
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of one file in their order, with bounded memory.
-
-        A batch has up to `rows` rows, and fewer where they would be more than `batch_bytes`.
-        `contents` are of `fetched_files`.
-        """
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        if (kept := self._small.rows(file.path)) is not None:
-            yield from some_columns(kept, stored).combine_chunks().to_batches(rows)
-            return
-        with self._source(file, contents) as source:
-            yield from record_batches(source, stored, rows, batch_bytes)
-
-    def _stored_again(
-        self,
-        file: DataFile,
-        stored: list[str],
-        contents: Contents = NOTHING,
-        *,
-        keeps: bool = True,
-    ) -> pa.Table:
-        if (kept := self._small.rows(file.path)) is not None:
-            return some_columns(kept, stored)
-        if keeps and self._small.is_on:
-            return self._read_again(file, lambda: self._kept(file, stored, contents))
-        return self._read_again(file, lambda: self._stored(file, stored, None, contents))
-
-    def _read_again(self, file: DataFile, read: Callable[[], pa.Table]) -> pa.Table:
-        return read_again(self.name, read, path=file.path)
-
-    def _stored(
-        self,
-        file: DataFile,
-        stored: list[str],
-        row_group: int | None = None,
-        contents: Contents = NOTHING,
-    ) -> pa.Table:
-        use_threads = file.size_bytes > LARGE_FILE_BYTES
-        with self._source(file, contents) as source:
-            parquet = _parquet(source)
-            if row_group is None:
-                return parquet.read(stored, use_threads=use_threads)
-            return parquet.read_row_group(row_group, stored, use_threads=use_threads)
-
-    def _kept(self, file: DataFile, stored: list[str], contents: Contents) -> pa.Table:
-        """As `_stored`; a small file is read as a whole and kept for the next reads."""
-        with self._source(file, contents) as source:
-            parquet = _parquet(source)
-            if not is_small(file.size_bytes, parquet.metadata.num_rows):
-                return parquet.read(stored, use_threads=file.size_bytes > LARGE_FILE_BYTES)
-            rows = parquet.read(use_threads=False)
-        self._small.keep(file.path, rows, rows.nbytes)
-        return some_columns(rows, stored)
-
-    def _source(self, file: DataFile, contents: Contents) -> pa.NativeFile:
-        """The file to read. A small one is read whole: that costs half of reading some columns."""
-        if (content := contents.get(file.path)) is not None:
-            return pa.BufferReader(content)
-        source = self.filesystem.open_input_file(file.path)
-        # By its own size: a commit by others may name another one.
-        if source.size() > SMALL_BYTES:
-            return source
-        with source:
-            return pa.BufferReader(source.read_buffer())
-
-
-def _parquet(source: pa.NativeFile) -> pq.ParquetFile:
-    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-
-
-def _with_partitions(
-    files: Sequence[DataFile], parts: Sequence[pa.Table], schema: pa.Schema
-) -> pa.Table:
-    """The columns of `schema` of the rows of all files."""
-    if len(parts) == 1 or any(part.schema != parts[0].schema for part in parts):
-        # An earlier txmq may have written files with fewer columns.
-        tables = zip(files, parts, strict=True)
-        return pa.concat_tables([with_partition(part, file, schema) for file, part in tables])
-    rows = pa.concat_tables(parts)
-    stored = set(rows.column_names)
-    file_of_row = pa.array(np.repeat(np.arange(len(parts)), [part.num_rows for part in parts]))
-    columns = [
-        as_type(rows[field.name], field.type)
-        if field.name in stored
-        else _partition_values(files, field).take(file_of_row)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
-
-
-def _partition_values(files: Sequence[DataFile], field: pa.Field) -> pa.Array:
-    return pa.array([file.partition.get(field.name) for file in files], field.type)

@@ -1,4 +1,4 @@
-"""Data files of a table, and which of them may hold some values by their statistics."""
+"""Data files of a table: which may hold some values, how a commit adds and removes them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from txmq.delta.actions import AddedFile, RemovedFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import SWEPT_PROPERTY
 
-# --- files:
-
 LARGE_FILE_BYTES = 1_000_000
 # In a UUIDv7, the time in milliseconds and a dash.
 COARSE_LENGTH = 13
@@ -25,7 +23,7 @@ COARSE_FROM = 10_000
 LARGE_FILE_ROWS = 1_000
 # So few values are compared quicker in Python than in Arrow.
 FEW_ROWS = 16
-
+CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 
 # The smallest and the largest value of a column in a file; None where it has no statistics.
 Bounds = tuple[Any, Any]
@@ -72,7 +70,7 @@ class FilePart:
 def partition_columns(
     rows: pa.Table, columns: Sequence[str]
 ) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """For each partition its values as Delta writes them, and its rows without their columns."""
+    """Yield each partition's values as Delta writes them, and its rows without their columns."""
     if not columns or not rows.num_rows:
         yield from [({}, rows)] if rows.num_rows else []
         return
@@ -102,7 +100,7 @@ def _is_fixed(kind: pa.DataType) -> bool:
 
 
 def _repeats(values: pa.Array) -> bool:
-    """Whether all values are the first one, by their bytes.
+    """Tell whether all values are the first one, by their bytes.
 
     Arrow would release the interpreter's lock, for which a commit beside busy threads waits.
     """
@@ -113,12 +111,12 @@ def _repeats(values: pa.Array) -> bool:
 
 
 def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
-    """Partition values as Delta writes them."""
+    """Return partition values as Delta writes them."""
     return {name: None if value is None else str(value) for name, value in partition.items()}
 
 
 def covering(bounds: Sequence[Bounds], values: pa.Array) -> list[bool]:
-    """Which files may hold one of `values`, by their bounds."""
+    """Tell of each file whether it may hold one of `values`, by its bounds."""
     if len(values) > COARSE_FROM and pa.types.is_string(values.type):
         # Ids of one millisecond start alike, and sorting the few starts is much cheaper.
         values = pc.utf8_slice_codeunits(values, 0, COARSE_LENGTH)
@@ -136,7 +134,10 @@ def _start(bound: Any) -> Any:
 
 
 def may_hold(smallest: Any, largest: Any, ordered: list[Any]) -> bool:
-    """Whether a file with these bounds may hold one of the sorted values; true without bounds."""
+    """Tell whether a file with these bounds may hold one of the sorted values.
+
+    Without bounds it may.
+    """
     if smallest is None or largest is None:
         return True
     place = bisect.bisect_left(ordered, smallest)
@@ -144,7 +145,7 @@ def may_hold(smallest: Any, largest: Any, ordered: list[Any]) -> bool:
 
 
 def with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema`: from the file, else from its partition, else null."""
+    """Return the columns of `schema`: from the file, else from its partition, else null."""
     stored = set(part.column_names)
     columns = [
         as_type(part[field.name], field.type)
@@ -156,7 +157,7 @@ def with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Tabl
 
 
 def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The column with values of this type; a cast to its own type costs as much as a real one."""
+    """Cast a column, unless it has the type: that would cost as much as a real cast."""
     return column if column.type == kind else column.cast(kind)
 
 
@@ -170,7 +171,7 @@ class UnreadableFile:
     problem: str
 
     def covers(self, values: pa.Array) -> np.ndarray[Any, Any]:
-        """Which of the values may be in the file."""
+        """Tell of each value whether it may be in the file."""
         if self.low is None or self.high is None:
             return np.ones(len(values), dtype=bool)
         inside = pc.and_(pc.greater_equal(values, self.low), pc.less_equal(values, self.high))
@@ -178,9 +179,7 @@ class UnreadableFile:
         return covered
 
 
-# --- commit_limits:
-
-CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+# --- files in commits ---------------------------------------------------------------------------
 
 
 class CommitLimits(NamedTuple):
@@ -196,22 +195,25 @@ class CommitLimits(NamedTuple):
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
-        """By the properties of a table."""
+        """Read them from the properties of a table."""
         interval = int(properties.get(CHECKPOINT_INTERVAL, 0))
         return cls(int(properties.get(SWEPT_PROPERTY, -1)), interval)
 
     def is_checkpoint_due(self, before: int, after: int) -> bool:
-        """Whether these commits passed a multiple of the interval."""
+        """Tell whether these commits passed a multiple of the interval."""
         interval = self.checkpoint_interval
         return bool(interval) and before // interval != after // interval
 
     def swept(self, written_ms: Mapping[str, int], paths: Iterable[str]) -> list[str]:
-        """The files that may be gone: they are, or are as old as those that were removed."""
+        """Return the files that may be gone: they are, or are as old as those that were removed."""
         return [p for p in paths if written_ms.get(p, self.fenced_ms) <= self.fenced_ms]
 
 
 def added_file(file: NewFile, compacted_of_ms: int | None = None) -> AddedFile:
-    """A new file; with a time its rows were in the table before, the newest of them then."""
+    """Describe a new file for a commit.
+
+    With `compacted_of_ms` its rows were in the table before, the newest of them since that time.
+    """
     is_news = compacted_of_ms is None
     modified_ms = time.time_ns() // 1_000_000 if compacted_of_ms is None else compacted_of_ms
     partition = dict(file.partition)
@@ -219,6 +221,6 @@ def added_file(file: NewFile, compacted_of_ms: int | None = None) -> AddedFile:
 
 
 def removed_file(file: DataFile, *, is_news: bool) -> RemovedFile:
-    """A live file that goes; `is_news` where its rows go with it."""
+    """Describe a live file that goes for a commit; `is_news` if its rows go with it."""
     removed_ms, partition = time.time_ns() // 1_000_000, partition_texts(file.partition)
     return RemovedFile(file.path, file.size_bytes, partition, removed_ms, is_news, file.log_path)

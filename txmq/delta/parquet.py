@@ -19,63 +19,6 @@ from txmq.ground.clock import elapsed_ms
 from txmq.ground.random_names import new_uuid
 from txmq.ground.results import plain
 
-# --- row_statistics:
-
-# Arrow compares quicker, but releases the interpreter's lock: beside busy threads a commit then
-# waits up to 5 ms for it, for each column.
-FEW_ROWS = 4096
-# As Arrow's footers: of longer texts nothing is said.
-LONGEST_BOUND_BYTES = 4096
-
-
-def stats_of_rows(rows: pa.Table, columns: Sequence[str]) -> str | None:
-    """What a footer would say of integers and texts; None where it takes a footer to say it.
-
-    A footer has to be made, read and taken apart: a tenth of a commit of one row.
-    """
-    chosen = [f for f in rows.schema if f.name in columns]
-    if not all(_is_plain(f.type) for f in chosen):
-        return None
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    for part in chosen:
-        column = rows[part.name]
-        nulls[part.name] = column.null_count
-        smallest, largest = _bounds(column)
-        if _is_said(smallest) and _is_said(largest):
-            low[part.name], high[part.name] = smallest, largest
-    return stats_json(rows.num_rows, low, high, nulls)
-
-
-def stats_json(
-    rows: int, low: Mapping[str, Any], high: Mapping[str, Any], nulls: Mapping[str, int]
-) -> str:
-    """Statistics as Delta spells them."""
-    return json.dumps({"numRecords": rows, "minValues": low, "maxValues": high, "nullCount": nulls})
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind))
-
-
-def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    if len(column) > FEW_ROWS:
-        found = pc.min_max(column).as_py()
-        return found["min"], found["max"]
-    # Code points and bytes of UTF-8 sort alike.
-    values = [value for value in column.to_pylist() if value is not None]
-    return (min(values), max(values)) if values else (None, None)
-
-
-def _is_said(bound: Any) -> bool:
-    if isinstance(bound, str):
-        return len(bound.encode()) <= LONGEST_BOUND_BYTES
-    return bound is not None
-
-
-# --- parquet:
-
 # Bodies are often random bytes, for which a dictionary costs time and saves nothing.
 WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue_offset")
 # For fewer rows a dictionary takes longer than it saves.
@@ -90,6 +33,12 @@ PARTITION_BUFFER_BYTES = 4 * 1024 * 1024
 PARTITIONS_BUFFER_BYTES = 64 * 1024 * 1024
 # A process may have a thousand files open, those of others included.
 OPEN_PARTITIONS_MAX = 32
+# Arrow compares quicker, but releases the interpreter's lock: beside busy threads a commit then
+# waits up to 5 ms for it, for each column.
+FEW_ROWS = 4096
+# As Arrow's footers: of longer texts nothing is said.
+LONGEST_BOUND_BYTES = 4096
+
 _Key = tuple[Any, ...]
 
 
@@ -107,12 +56,12 @@ class NewFile:
 
 
 def new_file_path() -> str:
-    """A new, unique file name."""
+    """Make a new, unique file name."""
     return f"part-{new_uuid()}.{COMPRESSION}.parquet"
 
 
 def staging_folder() -> str:
-    """A new folder for files that Spark writes; VACUUM removes files that are left in it.
+    """Make the name of a folder for files that Spark writes; VACUUM removes what is left in it.
 
     VACUUM would ignore a folder whose name begins with an underscore.
     """
@@ -128,7 +77,7 @@ def parquet_writer(  # noqa: PLR0913 - a file, its settings, its footer
     *,
     is_small: bool = False,
 ) -> pq.ParquetWriter:
-    """A Parquet writer with settings for messages; its end adds the footer to `footers`."""
+    """Open a Parquet writer with settings for messages; its end adds the footer to `footers`."""
     with_dictionary = [name for name in schema.names if name not in WITHOUT_DICTIONARY]
     return pq.ParquetWriter(
         place, schema, filesystem=filesystem, compression=COMPRESSION,
@@ -156,7 +105,7 @@ def write_file(
 def small_file(
     rows: pa.Table, statistics: Sequence[str], partition: Mapping[str, str | None]
 ) -> tuple[NewFile, pa.Buffer]:
-    """As `write_file`, in memory: the file and its content, which the caller writes."""
+    """Do as `write_file` in memory: return the file and its content, which the caller writes."""
     sink = pa.BufferOutputStream()
     footers: list[pq.FileMetaData] = []
     stats = stats_of_rows(rows, statistics)
@@ -174,7 +123,7 @@ def write_partitions(
     filesystem: pa_fs.FileSystem,
     statistics: Sequence[str],
 ) -> list[NewFile]:
-    """As `write_file`, with new files for each partition; buffers up to 64 MiB of rows."""
+    """Do as `write_file`, with new files for each partition; buffer up to 64 MiB of rows."""
     with _PartitionWriters(columns, filesystem, statistics) as writers:
         for part in rows:
             writers.add(part)
@@ -259,7 +208,7 @@ def described(
     statistics: Sequence[str],
     partition: Mapping[str, str | None],
 ) -> NewFile:
-    """A written file with the counts and statistics of its footer."""
+    """Describe a written file by the counts and statistics of its footer."""
     with filesystem.open_input_file(path) as source:
         size_bytes = source.size()
         metadata = pq.ParquetFile(source).metadata
@@ -274,7 +223,7 @@ def written_by_spark(
     statistics: Sequence[str],
     partition: Mapping[str, str | None],
 ) -> list[NewFile]:
-    """The Parquet files of a folder that Spark wrote, in the order of its partitions.
+    """List the Parquet files of a folder that Spark wrote, in the order of its partitions.
 
     Databricks leaves the files of tasks that failed in the folder, and names the others in
     `_committed_…`.
@@ -285,14 +234,14 @@ def written_by_spark(
     if not lists and any(name.startswith(STARTED_PREFIX) for name in names):
         raise StorageError(folder, "Databricks began to write files and committed none")
     written = {name for name in names if name.endswith(".parquet")}
-    written = written & _committed(filesystem, lists) if lists else written
+    written = written & _committed_names(filesystem, lists) if lists else written
     paths = sorted(names[name] for name in written)
     files = [described(path, filesystem, statistics, partition) for path in paths]
     return [file for file in files if file.num_records]
 
 
-def _committed(filesystem: pa_fs.FileSystem, lists: Iterable[str]) -> set[str]:
-    """The names of the files that Databricks's own commits of a folder added and left."""
+def _committed_names(filesystem: pa_fs.FileSystem, lists: Iterable[str]) -> set[str]:
+    """Return the names of the files that Databricks's own commits of a folder added and left."""
     added: set[str] = set()
     removed: set[str] = set()
     for path in lists:
@@ -301,6 +250,55 @@ def _committed(filesystem: pa_fs.FileSystem, lists: Iterable[str]) -> set[str]:
         added |= set(commit["added"])
         removed |= set(commit["removed"])
     return added - removed
+
+
+# --- the statistics of a file -------------------------------------------------------------------
+
+
+def stats_of_rows(rows: pa.Table, columns: Sequence[str]) -> str | None:
+    """Return what a footer would say of integers and texts; None if it takes a footer to say it.
+
+    A footer has to be made, read and taken apart: a tenth of a commit of one row.
+    """
+    chosen = [f for f in rows.schema if f.name in columns]
+    if not all(_is_plain(f.type) for f in chosen):
+        return None
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for part in chosen:
+        column = rows[part.name]
+        nulls[part.name] = column.null_count
+        smallest, largest = _bounds(column)
+        if _is_said(smallest) and _is_said(largest):
+            low[part.name], high[part.name] = smallest, largest
+    return stats_json(rows.num_rows, low, high, nulls)
+
+
+def stats_json(
+    rows: int, low: Mapping[str, Any], high: Mapping[str, Any], nulls: Mapping[str, int]
+) -> str:
+    """Spell statistics as Delta does."""
+    return json.dumps({"numRecords": rows, "minValues": low, "maxValues": high, "nullCount": nulls})
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind))
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    if len(column) > FEW_ROWS:
+        bounds = pc.min_max(column).as_py()
+        return bounds["min"], bounds["max"]
+    # Code points and bytes of UTF-8 sort alike.
+    values = [value for value in column.to_pylist() if value is not None]
+    return (min(values), max(values)) if values else (None, None)
+
+
+def _is_said(bound: Any) -> bool:
+    if isinstance(bound, str):
+        return len(bound.encode()) <= LONGEST_BOUND_BYTES
+    return bound is not None
 
 
 def _stats_of_footer(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
@@ -329,7 +327,7 @@ class FooterSizes:
 
 
 def footer_sizes(metadata: pq.FileMetaData, columns: Sequence[str]) -> FooterSizes:
-    """The sizes of `columns`; of a nested column all parts count."""
+    """Return the sizes of `columns`; of a nested column all parts count."""
     wanted = set(columns)
     sizes = [
         metadata.row_group(group).column(index).total_uncompressed_size
@@ -343,7 +341,7 @@ def footer_sizes(metadata: pq.FileMetaData, columns: Sequence[str]) -> FooterSiz
 def row_group_ranges(
     metadata: pq.FileMetaData, row_group: int, columns: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Smallest and largest values of the `columns` that have such statistics."""
+    """Return the smallest and largest values of the `columns` that have such statistics."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     for name, index in _column_indexes(metadata, columns).items():
@@ -354,7 +352,7 @@ def row_group_ranges(
 
 
 def _column_indexes(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, int]:
-    """Where in the file these columns are; a nested column is not there under its own name."""
+    """Find where in the file these columns are; a nested one is not there under its own name."""
     wanted = set(names)
     paths = ((metadata.schema.column(index).path, index) for index in range(metadata.num_columns))
     return {path: index for path, index in paths if path in wanted}

@@ -55,18 +55,13 @@ ASK_ANOTHER = (
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
-class _Freshness(enum.Enum):
-    """How the pinned version relates to the table, by the names of two commit files."""
-
-    NEWEST = enum.auto()
-    OF_ANOTHER_TABLE = enum.auto()
-    UNKNOWN = enum.auto()
-
-
-class PinnedTable(TableFolder):
+class PinnedTable:
     """A Delta table at one location, and the version of it that this object is pinned to.
 
     Not safe for several threads: each service and each committing thread holds its own.
+
+    Attributes:
+        folder: the files of the table, by their names.
     """
 
     # The problem and the next step where there is no table.
@@ -76,7 +71,8 @@ class PinnedTable(TableFolder):
         self, name: str, location: str, storage_options: Mapping[str, str] | None = None
     ) -> None:
         """Open nothing yet; the first use does. Error texts use `name`."""
-        super().__init__(name, location, storage_options)
+        self.name, self.location = name, location
+        self.folder = TableFolder(name, location, storage_options)
         self._handle: DeltaTable | None = None
         # Reading a mark costs half a millisecond, and the marks of a version never change.
         self._marks: dict[str, int | None] = {}
@@ -122,14 +118,14 @@ class PinnedTable(TableFolder):
             self._handle = self._opened()
 
     def _freshness(self) -> _Freshness:
-        """Two lookups of file names save the millisecond in which delta-rs finds nothing new.
+        """Look up two file names, to save the millisecond in which delta-rs finds nothing new.
 
         delta-rs also misses a table that was deleted and made again with as many commits.
         """
         if self._newest_seen is None or self._newest_seen.version != self.version:
             return _Freshness.UNKNOWN
         try:
-            pinned, following = self._commit_files(self.version, self.version + 1)
+            pinned, following = self.folder.look_up_commits(self.version, self.version + 1)
         except OSError:
             return _Freshness.UNKNOWN
         if following.type is not NOT_FOUND or pinned.type is NOT_FOUND:
@@ -144,7 +140,7 @@ class PinnedTable(TableFolder):
             return
         # A failed lookup must not hide that the commit before it succeeded.
         with suppress(OSError):
-            (info,) = self._commit_files(self.version)
+            (info,) = self.folder.look_up_commits(self.version)
             is_there = info.type is not NOT_FOUND
             self._newest_seen = Seen(self.version, stamp_of(info)) if is_there else None
 
@@ -155,7 +151,7 @@ class PinnedTable(TableFolder):
 
     def _opened(self) -> DeltaTable:
         begin_use()
-        options = self._options or None
+        options = dict(self.folder.options) or None
         missing = self.missing.format(self.location)
         handle = read_again(
             self.name, lambda: DeltaTable(self.location, storage_options=options), missing
@@ -176,11 +172,11 @@ class PinnedTable(TableFolder):
         return str(self.handle.metadata().id)
 
     def properties(self) -> dict[str, str]:
-        """The properties of the table."""
+        """Return the properties of the table."""
         return {key: str(value) for key, value in self.handle.metadata().configuration.items()}
 
     def mark(self, app_id: str) -> int | None:
-        """The newest number committed under `app_id` in the pinned version; None without one."""
+        """Return the newest number committed under `app_id` in the pinned version, or None."""
         self._carry_marks()
         if app_id not in self._marks:
             # delta-rs may read the log again, which may have been cleaned since.
@@ -201,8 +197,8 @@ class PinnedTable(TableFolder):
             self._marks = {}
 
     def _carry_marks_of(self, version: int) -> bool:
-        """Update known marks from one commit; false where the commit cannot be read."""
-        marks = self.marks_of(version)
+        """Update known marks from one commit; return False if it cannot be read."""
+        marks = self.folder.marks_of(version)
         if marks is None:
             return False
         self._marks.update({name: marks[name] for name in marks.keys() & self._marks.keys()})
@@ -220,7 +216,7 @@ class PinnedTable(TableFolder):
         if features:
             raise UnsupportedTableError(self.name, features, ASK_ANOTHER)
 
-    # --- committing ------------------------------------------------------------------------
+    # Commit.
 
     def commit_marks(self, marks: Mapping[str, int], note: str = "") -> None:
         """Commit marks and a note only, if nobody moved these marks meanwhile: one commit.
@@ -239,13 +235,13 @@ class PinnedTable(TableFolder):
     def _put_marks(self, marks: Mapping[str, int], note: str) -> None:
         commit = NewCommit((), (), marks, new_token(), note, ROWS_STAY)
         with translated(self.name):
-            CommitWriter(self).commit(Seen(self.version, None, self._in_commit_ms()), commit)
+            CommitWriter(self.folder).commit(Seen(self.version, None, self._in_commit_ms()), commit)
 
     def _in_commit_ms(self) -> int | None:
-        """The time that the pinned commit names; None in tables whose commits name none."""
+        """Return the time that the pinned commit names; None in tables whose commits name none."""
         if self.properties().get(TIMES_IN_COMMITS, "").lower() != "true":
             return None
-        content = self.commit_bytes(self.version)
+        content = self.folder.commit_bytes(self.version)
         if content is None:
             problem = "the log was cleaned since it was opened; opening again"
             raise CommitRefusedError(self.name, problem)
@@ -291,7 +287,7 @@ class PinnedTable(TableFolder):
         version that no reader looks at. Who asks again finds by the marks whether it counts.
         """
         try:
-            is_kept = self.has_commit(pinned)
+            is_kept = self.folder.has_commit(pinned)
         except StorageError:
             # A failed lookup must not hide that the commit before it succeeded.
             return
@@ -300,11 +296,16 @@ class PinnedTable(TableFolder):
             raise CommitRefusedError(self.name, problem)
 
 
-# --- helpers ------------------------------------------------------------------------------------
+class _Freshness(enum.Enum):
+    """How the pinned version relates to the table, by the names of two commit files."""
+
+    NEWEST = enum.auto()
+    OF_ANOTHER_TABLE = enum.auto()
+    UNKNOWN = enum.auto()
 
 
 def commit_properties(marks: Mapping[str, int], note: str = "") -> CommitProperties:
-    """The marks of a commit, and what its writer says of its rows."""
+    """Make the properties of a commit: its marks, and what its writer says of its rows."""
     # Where a retention of marks is set, Spark ignores marks without last_updated.
     now_ms = time.time_ns() // 1_000_000
     transactions = [Transaction(app_id, number, now_ms) for app_id, number in marks.items()]

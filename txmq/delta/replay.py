@@ -1,4 +1,7 @@
-"""Reads a table's log: its newest checkpoint and the commits after it, into a snapshot."""
+"""Reads a table's log: its newest checkpoint and the commits after it, into a snapshot.
+
+A backup reads more of it: the oldest checkpoint, and all files that the kept commits name.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,16 @@ from txmq.delta.folder import NOT_FOUND, REQUESTS_AT_ONCE, TableFolder, in_windo
 from txmq.delta.snapshot import Definition, LiveFile, Marks, Snapshot
 from txmq.errors import StorageError, StoreNotFoundError
 
-# --- replay:
-
-# Of one file, or one of several: the version, and for a part its number and how many there are.
+# Single-file or multi-part checkpoint: version, part, parts.
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet", re.ASCII)
 _COLUMNS = (
     "add.path", "add.size", "add.modificationTime", "add.partitionValues", "add.stats",
     "txn.appId", "txn.version", "metaData", "protocol",
 )  # fmt: skip
-
-
 # A log that lacks more of its commits is broken.
 OVERLOOKED_MAX = 10_000
+# So many commit files are in memory at once.
+COMMITS_AT_ONCE = 256
 
 
 class BrokenLogError(OSError):
@@ -58,7 +59,7 @@ class LogNames:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> LogNames:
-        """Those among the names of a folder."""
+        """Sort the names of a folder."""
         log = cls()
         parts: dict[tuple[int, int], list[str]] = {}
         for name in sorted(names):
@@ -77,17 +78,17 @@ class LogNames:
         return max(self.commits, default=max(self.checkpoints, default=-1))
 
     def bases(self) -> list[int]:
-        """The checkpoints to begin at, the newest first; -1 is the begin of the log."""
+        """Return the checkpoints to begin at, the newest first; -1 is the begin of the log."""
         return [*sorted(self.checkpoints, reverse=True), -1]
 
     def missing_after(self, base: int) -> int | None:
-        """The first commit after a checkpoint that is not there, although later ones are."""
+        """Find the first commit after a checkpoint that is missing, although later ones exist."""
         versions = range(base + 1, self.newest + 1)
         return next((version for version in versions if version not in self.commits), None)
 
 
 def replayed(folder: TableFolder, missing: str) -> Snapshot:
-    """The newest version of a table, by one listing of its log.
+    """Read the newest version of a table, by one listing of its log.
 
     Raises: StoreNotFoundError with the problem `missing` where there is no log; OSError, which may
         pass while a writer cleans the log; StorageError.
@@ -106,7 +107,7 @@ def replayed(folder: TableFolder, missing: str) -> Snapshot:
 
 
 def overlooked(folder: TableFolder, log: LogNames, after: int) -> dict[int, pa_fs.FileInfo]:
-    """Commits after a version that a listing left out, though they are there; looked up by name.
+    """Look up by name the commits after a version that a listing left out, though they are there.
 
     A folder on a disk is not listed at one moment: of two commits that land meanwhile, the listing
     may show the later one alone.
@@ -119,7 +120,7 @@ def overlooked(folder: TableFolder, log: LogNames, after: int) -> dict[int, pa_f
 
 
 def begin(folder: TableFolder, log: LogNames, bases: Sequence[int]) -> tuple[int, Snapshot | None]:
-    """The first of these checkpoints that can be read and after which no commit is missing.
+    """Read the first of these checkpoints that is whole and after which no commit is missing.
 
     Raises: BrokenLogError where there is none.
     """
@@ -140,14 +141,14 @@ def begin(folder: TableFolder, log: LogNames, bases: Sequence[int]) -> tuple[int
 
 
 def first(actions: CommitActions) -> Snapshot:
-    """The table before its first commit, which defines it. Raises: BrokenLogError."""
+    """Make the snapshot before the first commit, which defines it. Raises: BrokenLogError."""
     if actions.metadata is None or actions.protocol is None:
         raise BrokenLogError(f"{commit_path(0)} has no metaData or no protocol")
     return Snapshot(Seen(-1), Definition(actions.metadata, actions.protocol), (), Marks())
 
 
 def _commits(folder: TableFolder, versions: range) -> Iterator[tuple[bytes, Seen]]:
-    """The content of these commits; of an object store some are fetched at the same time."""
+    """Read these commits in order; from an object store some at the same time."""
     for window in in_windows(versions):
         infos = folder.commit_infos(*window)
         contents = folder.fetched([commit_path(version) for version in window])
@@ -159,7 +160,7 @@ def _commits(folder: TableFolder, versions: range) -> Iterator[tuple[bytes, Seen
 
 
 def parsed_commit(table: str, version: int, content: bytes) -> CommitActions:
-    """What a commit file says; one that lost its content says nothing, as for other readers.
+    """Read what a commit file says; nothing if it lost its content, as for other readers.
 
     Raises: StorageError, which names the file.
     """
@@ -184,7 +185,7 @@ def _damaged(table: str, version: int) -> StorageError:
     return StorageError(table, f"cannot be read ({problem})")
 
 
-# --- checkpoints --------------------------------------------------------------------------------
+# --- a checkpoint -------------------------------------------------------------------------------
 
 
 def _of_checkpoint(folder: TableFolder, version: int, names: Sequence[str]) -> Snapshot:
@@ -211,7 +212,7 @@ def _rows(folder: TableFolder, path: str) -> pa.Table:
 
 
 def _structs(rows: pa.Table, kind: str) -> pa.StructArray:
-    """The actions of a kind; a checkpoint may have no column for one."""
+    """Return the actions of a kind; a checkpoint may have no column for one."""
     if kind not in rows.column_names:
         return pa.array([], pa.struct([]))
     values = rows[kind].combine_chunks()
@@ -219,7 +220,7 @@ def _structs(rows: pa.Table, kind: str) -> pa.StructArray:
 
 
 def _only(parts: Sequence[pa.Table], kind: str) -> Mapping[str, Any]:
-    """The one action of a kind; its maps are pairs in Arrow."""
+    """Return the one action of a kind; its maps are pairs in Arrow."""
     (action,) = chain.from_iterable(_structs(rows, kind).to_pylist() for rows in parts)
     return {**action, "configuration": dict(action.get("configuration") or ())}
 
@@ -242,11 +243,7 @@ def _files(rows: pa.Table) -> Iterator[LiveFile]:
         yield LiveFile.of(action)
 
 
-# --- kept_log:
-
-_CHECKPOINT_NAME = re.compile(r"\d{20}\.checkpoint(\.\d{10}\.\d{10})?\.parquet", re.ASCII)
-# So many commit files are in memory at once.
-COMMITS_AT_ONCE = 256
+# --- the kept log -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +269,7 @@ class KeptLog:
 
 
 def kept_log(folder: TableFolder) -> KeptLog:
-    """The newest version of a table with all that its kept log names; 0 commits.
+    """Read the newest version of a table with all that its kept log names; 0 commits.
 
     Reads: one listing of the log, its oldest whole checkpoint and all commits after it; no rows.
 
@@ -286,48 +283,43 @@ def _kept_log(folder: TableFolder) -> KeptLog:
     log = LogNames.of(list(sizes))
     if log.newest < 0:
         raise StoreNotFoundError(folder.name, MISSING)
-    kept = min(log.commits | log.checkpoints.keys()) if log.checkpoints else -1
-    more = overlooked(folder, log, kept)
+    oldest = min(log.commits | log.checkpoints.keys()) if log.checkpoints else -1
+    more = overlooked(folder, log, oldest)
     log.commits.update(more)
     sizes |= {info.base_name: int(info.size or 0) for info in more.values()}
     # The oldest first: as much of the history as there is.
     base, snapshot = begin(folder, log, sorted(log.bases()))
-    named = {} if snapshot is None else _live(snapshot)
+    named_bytes = {} if snapshot is None else _live_bytes(snapshot)
     for version, content in _commits_of_kept_log(folder, range(base + 1, log.newest + 1)):
         actions = parsed_commit(folder.name, version, content)
         snapshot = first(actions) if snapshot is None else snapshot
         follow(folder.name, snapshot, Seen(version), actions)
-        named |= _named(actions)
+        named_bytes |= _named_bytes(actions)
     assert snapshot is not None  # noqa: S101 - there is a checkpoint, or commit 0
-    return _with_files(snapshot, named, _log_files(sizes, base, log.newest))
-
-
-def _with_files(
-    snapshot: Snapshot, named: Mapping[str, int], log_bytes: Mapping[str, int]
-) -> KeptLog:
-    live = _live(snapshot)
-    for path in named:
+    live_bytes = _live_bytes(snapshot)
+    for path in named_bytes:
         inside(path)
-    earlier = {path: size for path, size in named.items() if path not in live}
-    return KeptLog(snapshot, log_bytes, live, earlier)
+    earlier_bytes = {path: size for path, size in named_bytes.items() if path not in live_bytes}
+    log_bytes = _log_bytes(sizes, base, log.newest)
+    return KeptLog(snapshot, log_bytes, live_bytes, earlier_bytes)
 
 
-def _log_files(sizes: Mapping[str, int], base: int, newest: int) -> dict[str, int]:
-    """Commits and checkpoints from the base on; the base has both, if its commit is still there."""
+def _log_bytes(sizes: Mapping[str, int], base: int, newest: int) -> dict[str, int]:
+    """Return commits and checkpoints from the base on, which has both if its commit is there."""
     return {
         f"{LOG_FOLDER}/{name}": size
         for name, size in sizes.items()
-        if (COMMIT_NAME.fullmatch(name) or _CHECKPOINT_NAME.fullmatch(name))
+        if (COMMIT_NAME.fullmatch(name) or _CHECKPOINT.fullmatch(name))
         and base <= int(name[:20]) <= newest
     }
 
 
-def _live(snapshot: Snapshot) -> dict[str, int]:
+def _live_bytes(snapshot: Snapshot) -> dict[str, int]:
     return {file.path: file.size_bytes for file in snapshot.files}
 
 
-def _named(actions: CommitActions) -> dict[str, int]:
-    """The data files that a commit names, each with its size, where it says so."""
+def _named_bytes(actions: CommitActions) -> dict[str, int]:
+    """Return the data files that a commit names, each with its size, or 0."""
     kinds: Sequence[Sequence[Mapping[str, Any]]] = (
         actions.added, actions.removed, actions.changed
     )  # fmt: skip
@@ -335,13 +327,17 @@ def _named(actions: CommitActions) -> dict[str, int]:
 
 
 def _commits_of_kept_log(folder: TableFolder, versions: range) -> Iterator[tuple[int, bytes]]:
-    """The commit files in order. Raises: FileNotFoundError for one that clean-up has taken."""
+    """Read the commit files in order.
+
+    Raises: FileNotFoundError for one that clean-up has taken.
+    """
     # Made once, before several threads use it.
     folder.filesystem  # noqa: B018
     with ThreadPoolExecutor(REQUESTS_AT_ONCE if folder.objects.is_remote else 1) as pool:
         for begin_at in range(0, len(versions), COMMITS_AT_ONCE):
-            some = versions[begin_at : begin_at + COMMITS_AT_ONCE]
-            for version, content in zip(some, pool.map(folder.commit_bytes, some), strict=True):
+            window = versions[begin_at : begin_at + COMMITS_AT_ONCE]
+            contents = pool.map(folder.commit_bytes, window)
+            for version, content in zip(window, contents, strict=True):
                 if content is None:
                     raise FileNotFoundError(version)
                 yield version, content

@@ -24,8 +24,7 @@ from txmq.delta.files import Bounds, DataFile
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-
-# --- features:
+# --- features that a table demands ----------------------------------------------------------------
 
 # As Delta's protocol names them; a test asks delta-rs for each.
 WRITABLE_FEATURES = frozenset(
@@ -72,12 +71,12 @@ MORE_THAN_FILES = frozenset({"columnMapping", "deletionVectors", "v2Checkpoint"}
 
 
 def unwritable_features(handle: DeltaTable) -> list[str]:
-    """The features that the table demands and that delta-rs cannot write, sorted."""
+    """List the features that the table demands and that delta-rs cannot write, sorted."""
     return sorted(_demanded(handle) - WRITABLE_FEATURES)
 
 
 def unmarkable_features(handle: DeltaTable) -> list[str]:
-    """The features that the table demands and that keep txmq from setting marks, sorted."""
+    """List the features that the table demands and that keep txmq from setting marks, sorted."""
     return sorted(_demanded(handle) - MARKABLE_FEATURES)
 
 
@@ -89,11 +88,11 @@ def _demanded(handle: DeltaTable) -> set[str]:
 
 
 def features_beside_files(demanded: Iterable[str]) -> list[str]:
-    """The features that keep txmq from reading and writing a table file by file, sorted."""
+    """List the features that keep txmq from reading and writing a table file by file, sorted."""
     return sorted(set(demanded) - (WRITABLE_FEATURES - MORE_THAN_FILES))
 
 
-# --- snapshot:
+# --- a version ------------------------------------------------------------------------------------
 
 _MAPPING_MODE = "delta.columnMapping.mode"
 # The newest versions of Delta's protocol; what a table needs beyond them has a name.
@@ -108,7 +107,7 @@ class Definition:
     protocol: Mapping[str, Any]
 
     def after(self, actions: CommitActions) -> Definition:
-        """The one after a commit; the same object where the commit changes nothing of it."""
+        """Return the definition after a commit; the same object if the commit changes nothing."""
         if actions.metadata is None and actions.protocol is None:
             return self
         return Definition(actions.metadata or self.metadata, actions.protocol or self.protocol)
@@ -180,7 +179,7 @@ class LiveFile:
 
     @classmethod
     def of(cls, action: Mapping[str, Any]) -> LiveFile:
-        """By the action that added it."""
+        """Make it of the action that added it."""
         return cls(
             action["path"],
             action["size"],
@@ -211,11 +210,11 @@ class LiveFile:
         return values if isinstance(values, dict) else {}
 
     def bounds(self, column: str, as_kind: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """The smallest and largest value of a column; None where they are not known."""
+        """Return the smallest and largest value of a column; None where they are not known."""
         return as_kind(self.low.get(column)), as_kind(self.high.get(column))
 
     def data_file(self, kinds: Mapping[str, pa.DataType]) -> DataFile:
-        """As a data file, with values of these types for the partition columns."""
+        """Return it as a data file, with values of these types for the partition columns."""
         if self._file is None:
             values = {name: typed(self.partition.get(name), kind) for name, kind in kinds.items()}
             records = _integer(self.stats.get("numRecords")) or 0
@@ -235,13 +234,13 @@ def _stats_of(text: str | None) -> Mapping[str, Any]:
 
 @lru_cache(4096)
 def typed(value: str | None, kind: pa.DataType) -> Any:
-    """A partition value as Delta writes it, as a value of its column."""
+    """Turn a partition value as Delta writes it into a value of its column."""
     # Delta writes null and the empty string alike.
     return pa.scalar(value or None, pa.string()).cast(kind).as_py()
 
 
 def as_kind(kind: pa.DataType) -> Callable[[Any], Any]:
-    """What makes values of a column of its statistics; None for what cannot be compared."""
+    """Return what turns a statistic into a value of the column, or None if it is none."""
     if pa.types.is_integer(kind):
         return _integer
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -271,32 +270,33 @@ class Marks:
     """The marks of a version: those of a checkpoint, and those of later commits."""
 
     def __init__(self, names: pa.Array | None = None, numbers: pa.Array | None = None) -> None:
-        """Those of a checkpoint. There may be millions, of producers that are long gone."""
+        """Start from a checkpoint's marks; dead producers may have left millions."""
         self._names = pa.array([], pa.string()) if names is None else names
         self._numbers = pa.array([], pa.int64()) if numbers is None else numbers
-        self._known: dict[str, int | None] = {}
+        # Those of later commits, and those that were looked up.
+        self._by_name: dict[str, int | None] = {}
 
     def take(self, marks: Mapping[str, int]) -> None:
-        """Those of a commit."""
-        self._known.update(marks)
+        """Take over the marks of a commit."""
+        self._by_name.update(marks)
 
     def number(self, name: str) -> int | None:
-        """The newest number of a mark; None without one."""
-        if name not in self._known:
+        """Return the newest number of a mark, or None."""
+        if name not in self._by_name:
             place = self._names.index(pa.scalar(name, self._names.type)).as_py()
-            self._known[name] = None if place < 0 else int(self._numbers[place].as_py())
-        return self._known[name]
+            self._by_name[name] = None if place < 0 else int(self._numbers[place].as_py())
+        return self._by_name[name]
 
     def with_prefix(self, prefix: str) -> dict[str, int]:
-        """All marks whose names begin so."""
+        """Return all marks whose names begin so."""
         is_meant = pc.starts_with(self._names, pattern=prefix)
         names, numbers = self._names.filter(is_meant), self._numbers.filter(is_meant)
-        known = {
+        later = {
             name: number
-            for name, number in self._known.items()
+            for name, number in self._by_name.items()
             if number is not None and name.startswith(prefix)
         }
-        return {**dict(zip(names.to_pylist(), numbers.to_pylist(), strict=True)), **known}
+        return {**dict(zip(names.to_pylist(), numbers.to_pylist(), strict=True)), **later}
 
 
 class Snapshot:
@@ -305,7 +305,7 @@ class Snapshot:
     def __init__(
         self, seen: Seen, definition: Definition, files: Iterable[LiveFile], marks: Marks
     ) -> None:
-        """The version that `seen` names."""
+        """Hold the version that `seen` names."""
         self.seen, self.definition, self.marks = seen, definition, marks
         self._files = {file.path: file for file in files}
         self._listed: list[LiveFile] | None = None
@@ -328,7 +328,7 @@ class Snapshot:
         return self._listed
 
     def holds(self, path: str) -> bool:
-        """Whether a file is live."""
+        """Tell whether a file is live."""
         return path in self._files
 
     def follow(self, seen: Seen, actions: CommitActions) -> None:
@@ -354,7 +354,7 @@ class Snapshot:
         self._files[file.path] = file
 
     def bounds(self, column: str) -> Sequence[Bounds]:
-        """The smallest and the largest value of a column in each of `files`."""
+        """Return the smallest and the largest value of a column in each of `files`."""
         files = self.files
         bounds = self._bounds.setdefault(column, [])
         if len(bounds) < len(files):

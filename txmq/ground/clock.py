@@ -20,7 +20,7 @@ class Clock(Protocol):
     """What a rule may ask about time."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Return milliseconds since 1970-01-01 UTC."""
         ...
 
 
@@ -28,44 +28,8 @@ class SystemClock:
     """The machine's own clock."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
-        return time.time_ns() // 1_000_000
-
-
-def elapsed_ms(clock: Clock | None = None) -> int:
-    """Milliseconds since some moment, good for durations only: nobody can set what counts them.
-
-    A `clock` of a test, or one that runs faster, is compared with itself.
-    """
-    if clock is not None and not isinstance(clock, SystemClock):
-        return clock.now_ms()
-    return (time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)) // 1_000_000
-
-
-@lru_cache(maxsize=256)
-def timestamp(now_ms: int) -> datetime:
-    """The UTC time of a number of milliseconds; naive times never enter a table."""
-    return _EPOCH + timedelta(milliseconds=now_ms)
-
-
-def moment_problem(moment: datetime) -> str | None:
-    """Why a user's time is no time in UTC; None where it is one."""
-    try:
-        # A time zone may be anybody's code.
-        is_aware = moment.utcoffset() is not None
-        moment.astimezone(UTC)
-    except OverflowError:
-        return "is not in the years 1 to 9999 in UTC"
-    except Exception as error:  # noqa: BLE001 - whatever the time zone raises
-        return f"has a time zone whose offset cannot be computed ({type(error).__name__})"
-    return None if is_aware else "has no time zone; write datetime(..., tzinfo=UTC)"
-
-
-def milliseconds(moment: datetime) -> int:
-    """Milliseconds since 1970-01-01 UTC of an aware time."""
-    # Times of libraries, such as those of Airflow, subtract to what cannot be divided.
-    since = datetime.__sub__(moment, _EPOCH)
-    return round(since / timedelta(milliseconds=1))
+        """Return milliseconds since 1970-01-01 UTC."""
+        return _wall_ms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +49,16 @@ class AffineClock:
 
     @classmethod
     def from_now(cls, *, speed: float, ahead_ms: int = 0) -> AffineClock:
-        """It shows the machine's time now, or `ahead_ms` more, and then runs at `speed`."""
+        """Make a clock of the machine's time, or `ahead_ms` more, which runs at `speed`."""
         wall_ms = _wall_ms()
         return cls(wall_ms, wall_ms + ahead_ms, speed)
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Return milliseconds since 1970-01-01 UTC."""
         return self.at(_wall_ms())
 
     def at(self, wall_ms: int) -> int:
-        """What this clock shows at a time of the machine."""
+        """Return what this clock shows at a time of the machine."""
         return self.start_ms + round((wall_ms - self.wall_start_ms) * self.speed)
 
 
@@ -102,7 +66,7 @@ AS_IT_IS = AffineClock(0, 0)
 
 
 def clock_of_store(clock: Clock) -> Clock:
-    """The clock that shows the store's times: `clock` itself, unless it names another one.
+    """Return the clock that shows the store's times: `clock`, unless it names another one.
 
     A wrong clock of a test names the right one (`txmq.testing.WrongClock`).
     """
@@ -111,15 +75,51 @@ def clock_of_store(clock: Clock) -> Clock:
 
 
 def follows_storage(clock: Clock) -> bool:
-    """Whether the times of the storage are times of this clock; those of a ManualClock are not."""
+    """Tell whether times of the storage are times of this clock; those of a ManualClock are not."""
     return isinstance(clock_of_store(clock), SystemClock | AffineClock)
 
 
 def affine(clock: Clock) -> AffineClock:
-    """The clock as a function of the machine's; one that is not affine leaves times as they are."""
+    """Return the clock as a function of the machine's; one that is not affine changes no time."""
     of_store = clock_of_store(clock)
     return of_store if isinstance(of_store, AffineClock) else AS_IT_IS
 
 
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def elapsed_ms(clock: Clock | None = None) -> int:
+    """Return milliseconds since some moment, for durations only: nobody can set what counts them.
+
+    A `clock` of a test, or one that runs faster, is compared with itself.
+    """
+    if clock is not None and not isinstance(clock, SystemClock):
+        return clock.now_ms()
+    return (time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)) // 1_000_000
+
+
+@lru_cache(maxsize=256)
+def timestamp(now_ms: int) -> datetime:
+    """Return the UTC time of a number of milliseconds; naive times never enter a table."""
+    return _EPOCH + timedelta(milliseconds=now_ms)
+
+
+def milliseconds(moment: datetime) -> int:
+    """Return milliseconds since 1970-01-01 UTC of an aware time."""
+    # Times of libraries, such as those of Airflow, subtract to what cannot be divided.
+    since = datetime.__sub__(moment, _EPOCH)
+    return round(since / timedelta(milliseconds=1))
+
+
+def moment_problem(moment: datetime) -> str | None:
+    """Say why a user's time is no time in UTC; None if it is one."""
+    try:
+        # A time zone may be anybody's code.
+        is_aware = moment.utcoffset() is not None
+        moment.astimezone(UTC)
+    except OverflowError:
+        return "is not in the years 1 to 9999 in UTC"
+    except Exception as error:  # noqa: BLE001 - whatever the time zone raises
+        return f"has a time zone whose offset cannot be computed ({type(error).__name__})"
+    return None if is_aware else "has no time zone; write datetime(..., tzinfo=UTC)"

@@ -35,25 +35,23 @@ class Groups:
 
     @classmethod
     def of(cls, column: Any) -> Groups:
-        """The groups of a column without nulls."""
-        encoded = pc.dictionary_encode(column)
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
+        """Return the groups of a column without nulls."""
+        encoded = whole(pc.dictionary_encode(column))
         return cls(encoded.dictionary, encoded.indices.to_numpy().astype(np.int64))
 
     def count(self, chosen: Flags | None = None) -> Integers:
-        """How many rows each group has; with `chosen`, how many of the chosen rows."""
+        """Count the rows of each group, or those of them that are chosen."""
         place = self.place if chosen is None else self.place[chosen]
         return np.bincount(place, minlength=len(self.keys)).astype(np.int64)
 
     def largest(self, values: Integers, start: int) -> Integers:
-        """The largest value of each group, at least `start`."""
+        """Return the largest value of each group, at least `start`."""
         largest = np.full(len(self.keys), start, dtype=np.int64)
         np.maximum.at(largest, self.place, values)
         return largest
 
     def smallest(self, values: Integers, start: int) -> Integers:
-        """The smallest value of each group, at most `start`."""
+        """Return the smallest value of each group, at most `start`."""
         smallest = np.full(len(self.keys), start, dtype=np.int64)
         np.minimum.at(smallest, self.place, values)
         return smallest
@@ -73,7 +71,7 @@ class DistinctRows:
 
     @classmethod
     def of(cls, table: pa.Table) -> DistinctRows:
-        """The distinct rows of a table that has few; null equals null."""
+        """Find the distinct rows of a table that has few; null equals null."""
         code = np.zeros(table.num_rows, dtype=np.int64)
         for name in table.column_names:
             code = _joined(code, table[name])
@@ -81,15 +79,13 @@ class DistinctRows:
         return cls(table.take(pa.array(first)), place.astype(np.int64))
 
     def values(self, of_rows: Iterable[Any], kind: pa.DataType) -> pa.Array:
-        """The value of each row of the table, from one value for each of `rows`."""
+        """Return the value of each row of the table, from one value for each of `rows`."""
         return pa.array(of_rows, kind).take(pa.array(self.place))
 
 
 def _joined(code: Integers, column: Any) -> Integers:
-    """Small numbers that differ where `code` or the column differs."""
-    encoded = pc.dictionary_encode(column, null_encoding="encode")
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
+    """Return small numbers that differ where `code` or the column differs."""
+    encoded = whole(pc.dictionary_encode(column, null_encoding="encode"))
     if len(encoded.dictionary) <= 1:
         return code
     both = code * len(encoded.dictionary) + encoded.indices.to_numpy().astype(np.int64)
@@ -97,20 +93,20 @@ def _joined(code: Integers, column: Any) -> Integers:
 
 
 def first_of_each(place: Integers, sequence: Integers) -> Flags:
-    """Whether each row is the first one with its pair of values."""
+    """Tell for each row whether it is the first one with its pair of values."""
     order = np.lexsort((sequence, place))
     ordered_place, ordered_sequence = place[order], sequence[order]
     is_first = np.ones(len(order), dtype=bool)
     is_first[1:] = (ordered_place[1:] != ordered_place[:-1]) | (
         ordered_sequence[1:] != ordered_sequence[:-1]
     )
-    answer = np.empty(len(order), dtype=bool)
-    answer[order] = is_first
-    return answer
+    flags_of_rows = np.empty(len(order), dtype=bool)
+    flags_of_rows[order] = is_first
+    return flags_of_rows
 
 
 def in_order(rows: pa.Table, first: str, second: str) -> pa.Table:
-    """The rows ordered by two columns of whole numbers; most are, and a sort would copy them."""
+    """Order rows by two columns of whole numbers; most are in order, and a sort would copy them."""
     major, minor = integers(rows[first], 0), integers(rows[second], 0)
     if are_in_order(major, minor):
         return rows
@@ -118,13 +114,13 @@ def in_order(rows: pa.Table, first: str, second: str) -> pa.Table:
 
 
 def are_in_order(major: Integers, minor: Integers) -> bool:
-    """Whether pairs of whole numbers ascend."""
+    """Tell whether pairs of whole numbers ascend."""
     is_up, is_same = major[1:] > major[:-1], major[1:] == major[:-1]
     return bool(np.all(is_up | (is_same & (minor[1:] >= minor[:-1]))))
 
 
 def find_pairs(pairs: tuple[Integers, Integers], table: tuple[Integers, Integers]) -> Integers:
-    """The row number in `table` of each of `pairs`, both given as two columns; -1 for none."""
+    """Find the row number in `table` of each of `pairs`, both two columns; -1 for none."""
     count = len(table[0])
     if not count:
         return np.full(len(pairs[0]), -1, dtype=np.int64)
@@ -137,14 +133,14 @@ def find_pairs(pairs: tuple[Integers, Integers], table: tuple[Integers, Integers
 
 
 def equal_pairs(left: Integers, right: Integers, groups: int) -> tuple[Integers, Integers]:
-    """Row numbers in both columns of all equal values; the values are numbers of groups."""
+    """Find the row numbers in both columns of all equal values, which are numbers of groups."""
     row_of = np.full(groups, -1, dtype=np.int64)
     row_of[right] = np.arange(len(right))
     if np.array_equal(row_of[right], np.arange(len(right))):
         # No value is twice in `right`, which is the common case.
-        found = row_of[left]
-        rows = np.flatnonzero(found >= 0)
-        return rows, found if len(rows) == len(found) else found[rows]
+        matches = row_of[left]
+        rows = np.flatnonzero(matches >= 0)
+        return rows, matches if len(rows) == len(matches) else matches[rows]
     order = np.argsort(right, kind="stable")
     counts = np.bincount(right, minlength=groups)
     begin = np.cumsum(counts) - counts
@@ -154,37 +150,40 @@ def equal_pairs(left: Integers, right: Integers, groups: int) -> tuple[Integers,
 
 
 def list_items(column: Any) -> tuple[Integers, Integers]:
-    """The row number and the value of each item of a column of lists of whole numbers."""
-    lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    """Return the row number and the value of each item of a column of lists of whole numbers."""
+    lists = whole(column)
     rows = pc.list_parent_indices(lists).to_numpy().astype(np.int64)
     return rows, integers(pc.list_flatten(lists), -1)
 
 
 def integers(column: Any, null: int) -> Integers:
-    """A column of whole numbers as numpy, with `null` for nulls."""
+    """Return a column of whole numbers as numpy, with `null` for nulls."""
     filled = pc.fill_null(column, null) if column.null_count else column
     return np.asarray(filled.to_numpy(), dtype=np.int64)
 
 
 def times_ms(column: Any) -> Integers:
-    """Times in milliseconds since 1970-01-01 UTC; 0 for null."""
+    """Return times in milliseconds since 1970-01-01 UTC; 0 for null."""
     return integers(pc.cast(column, pa.int64()), 0) // 1000
 
 
 def flags(column: Any) -> Flags:
-    """A column of booleans without nulls as numpy."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool)
+    """Return a column of booleans without nulls as numpy."""
+    return np.asarray(whole(column).to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as one array."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def only(rows: pa.Table, chosen: Flags) -> pa.Table:
-    """The chosen rows; a filter would copy them where all are chosen."""
+    """Return the chosen rows; a filter would copy them if all are chosen."""
     return rows if chosen.all() else rows.filter(pa.array(chosen))
 
 
 def place_in_group(groups: Any) -> Integers:
-    """For each row how many rows of its group stand before it."""
+    """Count for each row the rows of its group that stand before it."""
     group = Groups.of(groups).place
     order = np.argsort(group, kind="stable")
     begins = np.searchsorted(group[order], group[order])
@@ -194,7 +193,7 @@ def place_in_group(groups: Any) -> Integers:
 
 
 def python_values(column: Any) -> list[Any]:
-    """The values of a column, also where one of them is no Python value.
+    """Return the values of a column, also if one of them is no Python value.
 
     Text that is not UTF-8 has U+FFFD in the place of what cannot be read; a time that Python does
     not know is the first or the last one that it knows. Else one row would hide all others.
@@ -207,7 +206,7 @@ def python_values(column: Any) -> list[Any]:
 
 
 def python_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table as dicts; values as `python_values`."""
+    """Return the rows of a table as dicts; values as `python_values`."""
     columns = [python_values(column) for column in rows.columns]
     return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 

@@ -17,59 +17,15 @@ from typing import Protocol
 
 from txmq.errors import EnvironmentProblemError
 
+logger = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.2
 # A query that breaks BREAKS_MAX times, each time within STEADY_S, is given up.
 BREAKS_MAX = 10
 STEADY_S = 30.0
 # So long the end of a process waits for a thread that was not stopped.
 EXIT_WAIT_S = 10.0
-
-logger = logging.getLogger(__name__)
-
 # Set where services are told to stop while they start.
 _stopping_start: ContextVar[threading.Event | None] = ContextVar("stopping_start", default=None)
-
-
-@contextmanager
-def start_stopped_by(stopping: threading.Event) -> Iterator[None]:
-    """What a service does in the block before its start returns ends early once this is set."""
-    token = _stopping_start.set(stopping)
-    try:
-        yield
-    finally:
-        _stopping_start.reset(token)
-
-
-def stopping_start() -> threading.Event:
-    """What stops the start that is running; nothing sets it where nobody may."""
-    return _stopping_start.get() or threading.Event()
-
-
-def is_survivable(error: BaseException) -> bool:
-    """Whether the work that failed may fail alone, while its thread goes on with other work.
-
-    So may a panic of a library in Rust, which is no Exception; an exit of the process may not.
-    """
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-def raise_exit(error: BaseException) -> None:
-    """Raise what a function of the user raised if it shall end the process, else return.
-
-    It goes on in the main thread alone: elsewhere an exit ends no process, but would pass for the
-    failure of what called the function.
-    """
-    if is_survivable(error) or isinstance(error, GeneratorExit | CancelledError):
-        return
-    if threading.current_thread() is threading.main_thread():
-        raise error
-
-
-def ended(what: str, cause: BaseException | None) -> EnvironmentProblemError:
-    """The error for something that ended and must not pass for an end that was asked for."""
-    by = "by itself" if cause is None else f"by {type(cause).__name__}"
-    step = "Start the service again; nothing is lost. Its log says more."
-    return EnvironmentProblemError(f"{what} ended {by}", step)
 
 
 class ServiceHandle(Protocol):
@@ -88,57 +44,6 @@ class ServiceHandle(Protocol):
     def exception(self) -> BaseException | None:
         """The failure that ended the service; None while it runs, and after `stop()`."""
         ...
-
-
-def caused(
-    problem: EnvironmentProblemError, cause: BaseException | None
-) -> EnvironmentProblemError:
-    """The problem with its cause, for who cannot raise it yet."""
-    problem.__cause__ = cause
-    return problem
-
-
-class _Exits:
-    """What is closed when Python ends, in the process that made it; the newest first.
-
-    A thread that is in native code when Python ends takes the process down with a signal.
-    """
-
-    def __init__(self) -> None:
-        self._closers: list[tuple[int, weakref.WeakMethod[Callable[[], object]]]] = []
-        self._lock, self._is_registered = threading.Lock(), False
-
-    def add(self, close: Callable[[], object]) -> None:
-        with self._lock:
-            self._closers = [(pid, ref) for pid, ref in self._closers if ref() is not None]
-            self._closers.append((os.getpid(), weakref.WeakMethod(close)))
-            if not self._is_registered:
-                # Functions that are registered later run earlier: before those of libraries.
-                atexit.register(self.close_all)
-                self._is_registered = True
-
-    def close_all(self) -> None:
-        while self._closers:
-            pid, ref = self._closers.pop()
-            close = ref()
-            if close is None or pid != os.getpid():
-                continue
-            try:
-                close()
-            except BaseException:
-                logger.exception("%r could not be closed at the end of the process", close)
-
-
-_exits = _Exits()
-
-
-def close_at_exit(close: Callable[[], object]) -> None:
-    """Call a bound method when Python ends, unless its object is gone; the newest one first.
-
-    Args:
-        close: ends threads, or does nothing where they have ended.
-    """
-    _exits.add(close)
 
 
 class ThreadHandle:
@@ -190,16 +95,16 @@ class ThreadHandle:
         return self._failure
 
     def _turn(self) -> None:
-        """One turn; the next one comes an interval after it."""
+        """Do one turn; the next one comes an interval after it."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Called once in the thread, after the last turn."""
+        """Do what is left to do, once in the thread, after the last turn."""
 
     def _run(self) -> None:
-        for part in (self._turns, self._end):
+        for step in (self._turns, self._end):
             try:
-                part()
+                step()
             except BaseException as error:
                 # SystemExit too: else the thread would look as if it was stopped.
                 logger.exception("the %s service ends", self._name)
@@ -242,7 +147,7 @@ class TurnHandle(ThreadHandle):
         self._rounds.run()
 
     def forget(self) -> None:
-        """Nothing to remove after a thread."""
+        """Remove nothing: a thread leaves nothing behind."""
 
 
 class Restarting(ThreadHandle):
@@ -292,7 +197,7 @@ class Restarting(ThreadHandle):
         self._running = self._started()
 
     def _started(self) -> Running:
-        """A running query; a failure while it starts counts as one more break."""
+        """Start a query; a failure while it starts counts as one more break."""
         while True:
             try:
                 return self._start()
@@ -308,3 +213,102 @@ class Restarting(ThreadHandle):
         if self._is_final(failure) or self._breaks > BREAKS_MAX:
             raise failure or ended("a query", None)
         logger.error("a query broke and is started again: %s", failure)
+
+
+# --- starts and failures of services --------------------------------------------------------------
+
+
+@contextmanager
+def start_stopped_by(stopping: threading.Event) -> Iterator[None]:
+    """Let a start, in this block, end early once the event is set."""
+    token = _stopping_start.set(stopping)
+    try:
+        yield
+    finally:
+        _stopping_start.reset(token)
+
+
+def stopping_start() -> threading.Event:
+    """Return what stops the start that is running; outside of such a block nothing sets it."""
+    return _stopping_start.get() or threading.Event()
+
+
+def is_survivable(error: BaseException) -> bool:
+    """Tell whether the work that failed may fail alone, while its thread goes on with other work.
+
+    So may a panic of a library in Rust, which is no Exception; an exit of the process may not.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def raise_exit(error: BaseException) -> None:
+    """Raise what a function of the user raised if it shall end the process, else return.
+
+    It goes on in the main thread alone: elsewhere an exit ends no process, but would pass for the
+    failure of what called the function.
+    """
+    if is_survivable(error) or isinstance(error, GeneratorExit | CancelledError):
+        return
+    if threading.current_thread() is threading.main_thread():
+        raise error
+
+
+def ended(what: str, cause: BaseException | None) -> EnvironmentProblemError:
+    """Return the error for something that ended and must not pass for an end that was asked for."""
+    by = "by itself" if cause is None else f"by {type(cause).__name__}"
+    step = "Start the service again; nothing is lost. Its log says more."
+    return EnvironmentProblemError(f"{what} ended {by}", step)
+
+
+def caused(
+    problem: EnvironmentProblemError, cause: BaseException | None
+) -> EnvironmentProblemError:
+    """Return the problem with its cause, for who cannot raise it yet."""
+    problem.__cause__ = cause
+    return problem
+
+
+# --- the end of the process -----------------------------------------------------------------------
+
+
+def close_at_exit(close: Callable[[], object]) -> None:
+    """Call a bound method when Python ends, unless its object is gone; the newest one first.
+
+    Args:
+        close: ends threads, or does nothing where they have ended.
+    """
+    _exits.add(close)
+
+
+class _Exits:
+    """What is closed when Python ends, in the process that made it; the newest first.
+
+    A thread that is in native code when Python ends takes the process down with a signal.
+    """
+
+    def __init__(self) -> None:
+        self._closers: list[tuple[int, weakref.WeakMethod[Callable[[], object]]]] = []
+        self._lock, self._is_registered = threading.Lock(), False
+
+    def add(self, close: Callable[[], object]) -> None:
+        with self._lock:
+            self._closers = [(pid, ref) for pid, ref in self._closers if ref() is not None]
+            self._closers.append((os.getpid(), weakref.WeakMethod(close)))
+            if not self._is_registered:
+                # Functions that are registered later run earlier: before those of libraries.
+                atexit.register(self.close_all)
+                self._is_registered = True
+
+    def close_all(self) -> None:
+        while self._closers:
+            pid, ref = self._closers.pop()
+            close = ref()
+            if close is None or pid != os.getpid():
+                continue
+            try:
+                close()
+            except BaseException:
+                logger.exception("%r could not be closed at the end of the process", close)
+
+
+_exits = _Exits()

@@ -44,7 +44,7 @@ class Histogram(Plain):
         return sum(self.counts)
 
     def quantile(self, part: float) -> float | None:
-        """The duration in seconds that this part of all stays below; None where there is none.
+        """Return the duration in seconds that this part of all stays below; None if there is none.
 
         Between two bounds it is drawn as a line, as Prometheus does; above all bounds it is the
         last bound.
@@ -62,9 +62,9 @@ class Histogram(Plain):
         return BOUNDS_S[-1]
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Both together."""
+        """Add both together."""
         pairs = zip(self.counts, other.counts, strict=True)
-        return Histogram(tuple(one + two for one, two in pairs), self.sum_s + other.sum_s)
+        return Histogram(tuple(map(sum, pairs)), self.sum_s + other.sum_s)
 
 
 NO_DURATIONS = Histogram()

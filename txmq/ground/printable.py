@@ -12,7 +12,7 @@ _JOINERS = "\u200c\u200d"
 
 
 def printable(text: str, kept: str = "") -> str:
-    """The text, with an escape for each character that a terminal may obey.
+    """Return the text, with an escape for each character that a terminal may obey.
 
     Args:
         text: of any origin.
@@ -27,13 +27,13 @@ class PrintableFormatter(logging.Formatter):
     """Formats log records so that no text in them commands the terminal or adds a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """The line of a record, without its traceback."""
+        """Return the line of a record, without its traceback."""
         # A line of the text cannot pass for a record: it is indented.
         record.message = printable(record.message, "\n").replace("\n", "\n    ")
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
-        """The traceback of a record, line by line."""
+        """Return the traceback of a record, line by line."""
         return printable(super().formatException(ei), "\n")  # type: ignore[arg-type]
 
 

@@ -20,10 +20,10 @@ os.register_at_fork(after_in_child=_random.seed)
 
 
 def random_bits(count: int) -> int:
-    """A number of so many bits, at least 64."""
+    """Return a number of so many bits, at least 64."""
     return _random.getrandbits(count) ^ time.time_ns()
 
 
 def new_uuid() -> uuid.UUID:
-    """As `uuid.uuid4`."""
+    """Return a random UUID, as `uuid.uuid4` does."""
     return uuid.UUID(int=random_bits(128), version=4)

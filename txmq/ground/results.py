@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it.
+    """Return the value as JSON can hold it.
 
     A dataclass becomes a dict of its fields, an enum its value, a date or time its ISO text, a
     tuple a list, and a set a sorted list.
@@ -39,7 +39,7 @@ class Plain:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         values: dict[str, Any] = plain(self)
         return values
 
@@ -51,7 +51,7 @@ class Sum:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __add__(self, other: Self) -> Self:
-        """The sum of two results."""
+        """Add two results."""
         sums = {
             spec.name: _added(getattr(self, spec.name), getattr(other, spec.name))
             for spec in fields(self)

@@ -29,7 +29,7 @@ def submitted(executor: Executor, work: Callable[..., Result], *arguments: Any) 
 
 
 def called(work: Callable[..., Result], *arguments: Any) -> Future[Result]:
-    """What a pool does, in this thread: another one would cost a third of a millisecond."""
+    """Do what a pool does, in this thread: another one would cost a third of a millisecond."""
     task: Future[Result] = Future()
     _run(task, work, arguments)
     return task

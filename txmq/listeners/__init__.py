@@ -1,1 +1,1 @@
-"""Who answers for a local transaction, and how they are asked."""
+"""Who answers for a local transaction, how they are asked, and what hooks hear of it."""

@@ -1,9 +1,15 @@
-"""The set form of a listener: one question is a table of heads, one answer is a table of states."""
+"""Asks listeners in this process: about one half at a time, or about a whole set in one call.
+
+In the set form one question is a table of heads, and one answer is a table of states. Hooks hear of
+the questions. The log shows why a listener failed: text, traceback and transaction, but no body.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.ground.columns import DistinctRows, Integers, integers
-from txmq.listeners.failures import Failures
 from txmq.listeners.heads import half_messages
 from txmq.listeners.hooks import TOLD_MAX, Hooks, Operation, OperationName, RunningOperations
 from txmq.listeners.protocol import (
@@ -46,74 +51,24 @@ if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
 
 
-# --- check_watch:
-
+logger = logging.getLogger(__name__)
+# One call asks about all heads, so a second thread would have nothing to ask.
+THREADS_OF_A_SET = 1
+SHOWN_IDS = 5
+MAX_TRACE_CHARACTERS = 20_000
+MAX_FRAMES = 50
+# A shorter body is part of many words.
+MIN_BODY_BYTES = 4
+# An error may show the begin of a body alone.
+BEGIN_CHARACTERS = 12
+_HIDDEN = "<body>"
 _NEEDED = ("transaction_id", "message_id", "topic", "properties")
-
-
-class CheckWatch:
-    """The hooks of who asks the listener of one group."""
-
-    def __init__(self, group: str, hooks: Hooks | None = None) -> None:
-        """`group` is the stored name."""
-        self._hooks = Hooks() if hooks is None else hooks
-        self._group, self._namespace = unwrapped(group), namespace_of(group)
-
-    def question(self, half: HalfMessage) -> RunningOperations:
-        """Begin a question about one half."""
-        return self._hooks.operation(
-            lambda: self._operation(
-                half.transaction_id, half.message_id, half.topic, half.properties
-            )
-        )
-
-    def questions(self, heads: pa.Table, outcomes: pa.Table, begun_ns: int) -> None:
-        """Tell of one question about many halves: of the first TOLD_MAX ones, in TOLD_S.
-
-        Args:
-            heads: what the listener got; where a column is missing that is needed, nothing is told.
-            outcomes: OUTCOMES.
-        """
-        if not (self._hooks.hear_operations and set(_NEEDED) <= {*heads.column_names}):
-            return
-        ids, states = (outcomes[name].to_pylist() for name in ("transaction_id", "state"))
-        answers = dict(zip(ids, states, strict=True))
-        told = self._operations(heads.slice(0, TOLD_MAX), begun_ns)
-        self._hooks.over_each([(one, answers[one.transaction_id]) for one in told])
-
-    def _operations(self, heads: pa.Table, begun_ns: int) -> Iterator[Operation]:
-        for row in heads.select(_NEEDED).to_pylist():
-            yield self._operation(**row, begun_ns=begun_ns)
-
-    def _operation(
-        self,
-        transaction_id: str,
-        message_id: str,
-        topic: str | None,
-        properties: Mapping[str, str] | Iterable[tuple[str, str]] | None,
-        begun_ns: int | None = None,
-    ) -> Operation:
-        return Operation(
-            OperationName.CHECK,
-            topic,
-            message_id,
-            transaction_id,
-            group=self._group,
-            namespace=self._namespace,
-            context=context_of(properties),
-            begun_ns=begun_ns,
-        )
-
-
-# --- rows:
-
-
-@dataclass(frozen=True, slots=True)
-class RowAnswer:
-    """The answer about one half."""
-
-    transaction_id: str
-    answered: Answered
+_UNKNOWN = LocalTransactionState.UNKNOWN.value
+_STATES = pa.array([state.value for state in LocalTransactionState])
+# Numbers in arrays: of a state that is not in _STATES, and of a transaction without a row.
+_NO_STATE, _NO_ROW = -1, -1
+_DOUBTS = pa.array([Reason.NO_ANSWER.value, Reason.CONTRADICTION.value, Reason.NO_STATE.value])
+SetCall = Callable[[pa.Table], object]
 
 
 class RowAsker:
@@ -148,7 +103,7 @@ class RowAsker:
         )
 
     def late(self) -> pa.Table:
-        """OUTCOMES of the answers that came after their deadline, each once."""
+        """Return OUTCOMES of the answers that came after their deadline, each once."""
         answers = self._threads.late()
         return _outcome_table((answer.transaction_id, answer.answered) for answer in answers)
 
@@ -180,6 +135,14 @@ class RowAsker:
         return _outcome_table(zip(ids, map(_outcome, answers), strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class RowAnswer:
+    """The answer about one half."""
+
+    transaction_id: str
+    answered: Answered
+
+
 def _outcome(answer: RowAnswer | Unanswered) -> Outcome:
     if isinstance(answer, RowAnswer):
         return answer.answered
@@ -192,41 +155,6 @@ def _outcome_table(outcomes: Iterable[tuple[str, Outcome]]) -> pa.Table:
          outcome.reason)
         for transaction_id, outcome in outcomes
     )  # fmt: skip
-
-
-# --- sets:
-
-_UNKNOWN = LocalTransactionState.UNKNOWN.value
-_STATES = pa.array([state.value for state in LocalTransactionState])
-# Numbers in arrays: of a state that is not in _STATES, and of a transaction without a row.
-_NO_STATE, _NO_ROW = -1, -1
-_DOUBTS = pa.array([Reason.NO_ANSWER.value, Reason.CONTRADICTION.value, Reason.NO_STATE.value])
-
-logger = logging.getLogger(__name__)
-
-# One call asks about all heads, so a second thread would have nothing to ask.
-THREADS_OF_A_SET = 1
-SHOWN_IDS = 5
-SetCall = Callable[[pa.Table], object]
-
-
-def call_of(listener: Any, spark: SparkSession | None) -> SetCall | None:
-    """The function that asks the listener about a set; None if it has no set form here.
-
-    A listener with the Spark form alone has none without a Spark session.
-    """
-    if answers_sets(listener, with_spark=False):
-        arrow_call: SetCall = getattr(listener, CHECK_ARROW_SET)
-        return arrow_call
-    if spark is None or not answers_sets(listener, with_spark=True):
-        return None
-
-    def spark_call(heads: pa.Table) -> object:
-        answers = listener.check_local_transactions(spark.createDataFrame(heads))
-        # Spark computes lazily: this line spends the listener's time, not the round's.
-        return answers.toArrow()
-
-    return spark_call
 
 
 class SetAsker:
@@ -264,7 +192,7 @@ class SetAsker:
         )
 
     def late(self) -> pa.Table:
-        """OUTCOMES of the answers that came after their deadline, each once."""
+        """Return OUTCOMES of the answers that came after their deadline, each once."""
         return pa.concat_tables([OUTCOMES.empty_table(), *self._threads.late()])
 
     def close(self) -> None:
@@ -303,8 +231,30 @@ class SetAsker:
         return same_outcome(ids, TIMED_OUT if is_hanging else BUSY)
 
 
+def call_of(listener: Any, spark: SparkSession | None) -> SetCall | None:
+    """Return the function that asks the listener about a set; None if it has no set form here.
+
+    A listener with the Spark form alone has none without a Spark session.
+    """
+    if answers_sets(listener, with_spark=False):
+        arrow_call: SetCall = getattr(listener, CHECK_ARROW_SET)
+        return arrow_call
+    if spark is None or not answers_sets(listener, with_spark=True):
+        return None
+
+    def spark_call(heads: pa.Table) -> object:
+        answers = listener.check_local_transactions(spark.createDataFrame(heads))
+        # Spark computes lazily: this line spends the listener's time, not the round's.
+        return answers.toArrow()
+
+    return spark_call
+
+
 def _ids(heads: pa.Table) -> pa.Array:
     return heads["transaction_id"].combine_chunks()
+
+
+# --- answers of a set -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +289,7 @@ def set_answers(value: object, transaction_ids: pa.Array) -> SetAnswers:
 
 
 def _as_table(value: object) -> pa.Table:
-    """A table of any kind, with text of any kind, as OUTCOMES."""
+    """Convert a table of any kind, with text of any kind, to OUTCOMES."""
     table = pa.table(value)
     reasons = table["reason"] if "reason" in table.column_names else None
     if reasons is None or pa.types.is_null(reasons.type):
@@ -361,7 +311,7 @@ def _problem(value: object, error: Exception) -> str:
 
 
 def _outcomes(answers: pa.Table, transaction_ids: pa.Array) -> pa.Table:
-    """One outcome per question; `place` in `answers` is the number of the question."""
+    """Return one outcome for each question; `place` in `answers` is the number of the question."""
     place = integers(answers["place"], 0)
     state = integers(pc.index_in(answers["state"], value_set=_STATES), _NO_STATE)
     count = len(transaction_ids)
@@ -378,7 +328,7 @@ def _outcomes(answers: pa.Table, transaction_ids: pa.Array) -> pa.Table:
 
 
 def _doubts(place: Integers, state: Integers, count: int) -> Integers:
-    """The number in _DOUBTS of the doubt about each transaction; -1 if there is none."""
+    """Return the number in _DOUBTS of the doubt about each transaction; -1 if there is none."""
     low, high = np.full(count, len(_STATES), dtype=np.int64), np.full(count, -2, dtype=np.int64)
     np.minimum.at(low, place, state)
     np.maximum.at(high, place, state)
@@ -391,3 +341,137 @@ def _bounded(reasons: Any) -> pa.Array:
     """Cut a listener's reasons and put them on one line, each distinct reason once."""
     distinct = DistinctRows.of(pa.table({"reason": reasons}))
     return distinct.values(map(one_line, distinct.rows["reason"].to_pylist()), pa.string())
+
+
+# --- what hooks hear ------------------------------------------------------------------------------
+
+
+class CheckWatch:
+    """The hooks of who asks the listener of one group."""
+
+    def __init__(self, group: str, hooks: Hooks | None = None) -> None:
+        """Count for the group of this stored name."""
+        self._hooks = Hooks() if hooks is None else hooks
+        self._group, self._namespace = unwrapped(group), namespace_of(group)
+
+    def question(self, half: HalfMessage) -> RunningOperations:
+        """Begin a question about one half."""
+        return self._hooks.operation(
+            lambda: self._operation(
+                half.transaction_id, half.message_id, half.topic, half.properties
+            )
+        )
+
+    def questions(self, heads: pa.Table, outcomes: pa.Table, begun_ns: int) -> None:
+        """Tell of one question about many halves: of the first TOLD_MAX ones, in TOLD_S.
+
+        Args:
+            heads: what the listener got; where a column is missing that is needed, nothing is told.
+            outcomes: OUTCOMES.
+        """
+        if not (self._hooks.hear_operations and set(_NEEDED) <= {*heads.column_names}):
+            return
+        ids, states = (outcomes[name].to_pylist() for name in ("transaction_id", "state"))
+        answers = dict(zip(ids, states, strict=True))
+        operations = self._operations(heads.slice(0, TOLD_MAX), begun_ns)
+        self._hooks.over_each([(each, answers[each.transaction_id]) for each in operations])
+
+    def _operations(self, heads: pa.Table, begun_ns: int) -> Iterator[Operation]:
+        for row in heads.select(_NEEDED).to_pylist():
+            yield self._operation(**row, begun_ns=begun_ns)
+
+    def _operation(
+        self,
+        transaction_id: str,
+        message_id: str,
+        topic: str | None,
+        properties: Mapping[str, str] | Iterable[tuple[str, str]] | None,
+        begun_ns: int | None = None,
+    ) -> Operation:
+        return Operation(
+            OperationName.CHECK,
+            topic,
+            message_id,
+            transaction_id,
+            group=self._group,
+            namespace=self._namespace,
+            context=context_of(properties),
+            begun_ns=begun_ns,
+        )
+
+
+# --- what the log shows of a failure --------------------------------------------------------------
+
+
+class Failures:
+    """The failures of one listener: each kind once at ERROR, and again at DEBUG. Safe for threads.
+
+    A listener whose database is away fails in each of two thousand questions alike.
+    """
+
+    def __init__(self, group: str) -> None:
+        """Log nothing yet."""
+        self._group = group
+        self._lock = threading.Lock()
+        self._seen: set[str] = set()
+
+    def begin(self) -> None:
+        """Begin a new round: each kind is worth a line again."""
+        with self._lock:
+            self._seen.clear()
+
+    def failed(self, about: str, error: BaseException, bodies: Iterable[bytes]) -> None:
+        """Log one failure.
+
+        Args:
+            about: what was asked, with the ids of the transactions.
+            error: what the listener raised.
+            bodies: what the text of the error must not show.
+        """
+        kind = _kind(error)
+        with self._lock:
+            level = logging.DEBUG if kind in self._seen else logging.ERROR
+            self._seen.add(kind)
+        if logger.isEnabledFor(level):
+            text = "group %s: its listener failed when asked about %s; this counts as UNKNOWN\n%s"
+            logger.log(level, text, self._group, about, trace(error, bodies))
+
+
+def trace(error: BaseException, bodies: Iterable[bytes]) -> str:
+    """Return the traceback and the text of an error, cut, without the bodies."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-MAX_FRAMES)
+    return without_bodies("".join(lines).rstrip(), bodies)[-MAX_TRACE_CHARACTERS:]
+
+
+def without_bodies(text: str, bodies: Iterable[bytes]) -> str:
+    """Replace each body in the text, in each form in which Python may show it."""
+    for body in bodies:
+        if len(body) < MIN_BODY_BYTES:
+            continue
+        shown = body.decode("utf-8", errors="replace")
+        for form in (shown, repr(shown)[1:-1], repr(body)[2:-1]):
+            text = _without(text, form)
+    return text
+
+
+def _without(text: str, form: str) -> str:
+    """Replace the form in the text, also if the text holds only its begin."""
+    begin = form[:BEGIN_CHARACTERS]
+    place = text.find(begin)
+    while place >= 0:
+        end = place + _same(text[place : place + len(form)], form)
+        text = f"{text[:place]}{_HIDDEN}{text[end:]}"
+        place = text.find(begin, place + len(_HIDDEN))
+    return text
+
+
+def _same(text: str, form: str) -> int:
+    """Count the characters that both begin with."""
+    pairs = enumerate(zip(text, form, strict=False))
+    return next((place for place, (ours, theirs) in pairs if ours != theirs), len(text))
+
+
+def _kind(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__} {place}"

@@ -35,6 +35,7 @@ from txmq.store.half import HalfLog
 if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
 
+
 LATE = pa.schema(
     [
         pa.field("transaction_id", pa.string()),
@@ -64,68 +65,12 @@ class Asker(Protocol):
         ...
 
     def late(self) -> pa.Table:
-        """OUTCOMES of the answers that came after their deadline, each once."""
+        """Return OUTCOMES of the answers that came after their deadline, each once."""
         ...
 
     def close(self) -> None:
         """End the threads; a thread that hangs ends when its listener returns."""
         ...
-
-
-class AskedRound:
-    """The questions of one round, on their way to the listeners of their groups."""
-
-    def __init__(self, questions: pa.Table, default_outcomes: pa.Table) -> None:
-        """Ask nobody; `default_outcomes` are those of questions that bring no answer."""
-        self._questions, self._defaults = questions, default_outcomes
-        self._open: dict[str, Collect] = {}
-        self.left = pa.array([], pa.string())
-
-    def begin(self, group: str, collect: Collect) -> None:
-        """Wait for the answers of this group too."""
-        self._open[group] = collect
-
-    def leave(self, transaction_ids: pa.Array) -> None:
-        """These found no room in the round: they get no outcome, and stay due."""
-        self.left = pa.concat_arrays([self.left, transaction_ids])
-
-    @property
-    def open_groups(self) -> frozenset[str]:
-        """The groups whose listeners have still time to answer."""
-        return frozenset(self._open)
-
-    @property
-    def waiting(self) -> pa.Array:
-        """The questions of these groups."""
-        groups = pa.array(list(self._open), pa.string())
-        is_open = pc.is_in(self._questions["producer_group"], value_set=groups)
-        return self._questions["transaction_id"].filter(is_open).combine_chunks()
-
-    def take(self, until_s: float = math.inf) -> pa.Table:
-        """OUTCOMES of the groups that are over by the monotonic time `until_s`, each once.
-
-        It waits until then at the latest; a group is over at the end of its timeout.
-        """
-        over = [group for group, collect in self._open.items() if collect.wait(until_s)]
-        answered = pa.concat_tables(
-            [OUTCOMES.empty_table(), *(self._open.pop(group)() for group in over)]
-        )
-        done = self._defaults.filter(
-            pc.invert(
-                pc.is_in(self._defaults["transaction_id"], value_set=self._not_done(answered))
-            )
-        )
-        self._forget(answered, done)
-        return pa.concat_tables([answered, done])
-
-    def _not_done(self, answered: pa.Table) -> pa.Array:
-        answers = answered["transaction_id"].combine_chunks()
-        return pa.concat_arrays([answers, self.waiting, self.left])
-
-    def _forget(self, *tables: pa.Table) -> None:
-        for table in tables:
-            is_told = pc.is_in(self._defaults["transaction_id"], value_set=table["transaction_id"])
-            self._defaults = self._defaults.filter(pc.invert(is_told))
 
 
 class Askers:
@@ -158,7 +103,7 @@ class Askers:
         return frozenset(self._askers)
 
     def limit_of(self, producer_group: str) -> int:
-        """The largest number of questions about a group in one round."""
+        """Return the largest number of questions about a group in one round."""
         asker = self._asker(producer_group)
         return self._default_limit if asker is None else asker.limit
 
@@ -184,7 +129,7 @@ class Askers:
         return round_
 
     def late_answers(self) -> pa.Table:
-        """LATE: COMMIT and ROLLBACK answers that came after their round, each once."""
+        """Return LATE: COMMIT and ROLLBACK answers that came after their round, each once."""
         tables = [LATE.empty_table()]
         for group, asker in self._askers.items():
             outcomes = asker.late()
@@ -199,13 +144,85 @@ class Askers:
             asker.close()
 
     def _asker(self, group: str) -> Asker | None:
-        """The asker of a listener here, else of the group's live producers, else None."""
+        """Return the asker of a listener here, else of the group's live producers, else None."""
         asker = self._askers.get(group)
         return asker if asker is not None or self._remote is None else self._remote(group)
 
 
+def _asker_of(
+    group: str, listener: Any, config: Config, spark: SparkSession | None, watch: CheckWatch
+) -> Asker:
+    settings, call = config.of_group(group), call_of(listener, spark)
+    if call is not None:
+        columns = head_columns(listener)
+        return SetAsker(group, call, columns, config.check_set_size, settings, watch=watch)
+    if hasattr(listener, CHECK_SET) and not answers_rows(listener):
+        problem = (
+            f"for group {group} answers by {CHECK_SET}, which needs Spark; pass spark=, or run "
+            "jobs/check_service.py --once"
+        )
+        raise ListenerError(type(listener).__name__, problem)
+    return RowAsker(group, listener, settings, watch)
+
+
+class AskedRound:
+    """The questions of one round, on their way to the listeners of their groups."""
+
+    def __init__(self, questions: pa.Table, default_outcomes: pa.Table) -> None:
+        """Ask nobody; `default_outcomes` are those of questions that bring no answer."""
+        self._questions, self._defaults = questions, default_outcomes
+        self._open: dict[str, Collect] = {}
+        self.left = pa.array([], pa.string())
+
+    def begin(self, group: str, collect: Collect) -> None:
+        """Wait for the answers of this group too."""
+        self._open[group] = collect
+
+    def leave(self, transaction_ids: pa.Array) -> None:
+        """Take questions out that found no room in the round: they get no outcome, and stay due."""
+        self.left = pa.concat_arrays([self.left, transaction_ids])
+
+    @property
+    def open_groups(self) -> frozenset[str]:
+        """The groups whose listeners have still time to answer."""
+        return frozenset(self._open)
+
+    @property
+    def waiting(self) -> pa.Array:
+        """The questions of these groups."""
+        groups = pa.array(list(self._open), pa.string())
+        is_open = pc.is_in(self._questions["producer_group"], value_set=groups)
+        return self._questions["transaction_id"].filter(is_open).combine_chunks()
+
+    def take(self, until_s: float = math.inf) -> pa.Table:
+        """Return OUTCOMES of the groups that are over by the monotonic time `until_s`, each once.
+
+        It waits until then at the latest; a group is over at the end of its timeout.
+        """
+        over = [group for group, collect in self._open.items() if collect.wait(until_s)]
+        answered = pa.concat_tables(
+            [OUTCOMES.empty_table(), *(self._open.pop(group)() for group in over)]
+        )
+        done = self._defaults.filter(
+            pc.invert(
+                pc.is_in(self._defaults["transaction_id"], value_set=self._not_done(answered))
+            )
+        )
+        self._forget(answered, done)
+        return pa.concat_tables([answered, done])
+
+    def _not_done(self, answered: pa.Table) -> pa.Array:
+        answers = answered["transaction_id"].combine_chunks()
+        return pa.concat_arrays([answers, self.waiting, self.left])
+
+    def _forget(self, *tables: pa.Table) -> None:
+        for table in tables:
+            is_told = pc.is_in(self._defaults["transaction_id"], value_set=table["transaction_id"])
+            self._defaults = self._defaults.filter(pc.invert(is_told))
+
+
 def _assign(questions: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table, pa.Table]:
-    """The questions to ask now, and a default outcome for every question without an answer."""
+    """Choose the questions to ask now; all others get a default outcome."""
     place = place_in_group(questions["producer_group"])
     groups = Groups.of(questions["producer_group"])
     names = groups.keys.to_pylist()
@@ -223,14 +240,14 @@ def _assign(questions: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table,
 def _heads(
     half: HalfLog, questions: pa.Table, askers: Mapping[str, Asker]
 ) -> Iterator[tuple[Heads, pa.Table]]:
-    """Heads and their groups; groups that want the same columns share one read of the half log."""
+    """Read heads by group; groups that want the same columns share one read of the half log."""
     groups_by_columns: dict[tuple[str, ...], list[str]] = {}
     for group in pc.unique(questions["producer_group"]).to_pylist():
         groups_by_columns.setdefault(askers[group].columns, []).append(group)
     for columns, groups in groups_by_columns.items():
         is_in_groups = pc.is_in(questions["producer_group"], value_set=pa.array(groups))
-        asked = questions.filter(is_in_groups)
-        yield heads_of(half, asked, columns), asked
+        of_groups = questions.filter(is_in_groups)
+        yield heads_of(half, of_groups, columns), of_groups
 
 
 def _by_group(heads: pa.Table, questions: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -239,19 +256,3 @@ def _by_group(heads: pa.Table, questions: pa.Table) -> Iterator[tuple[str, pa.Ta
     groups = questions["producer_group"].take(rows)
     for group in pc.unique(groups).to_pylist():
         yield group, heads.filter(pc.equal(groups, group))
-
-
-def _asker_of(
-    group: str, listener: Any, config: Config, spark: SparkSession | None, watch: CheckWatch
-) -> Asker:
-    settings, call = config.of_group(group), call_of(listener, spark)
-    if call is not None:
-        columns = head_columns(listener)
-        return SetAsker(group, call, columns, config.check_set_size, settings, watch=watch)
-    if hasattr(listener, CHECK_SET) and not answers_rows(listener):
-        problem = (
-            f"for group {group} answers by {CHECK_SET}, which needs Spark; pass spark=, or run "
-            "jobs/check_service.py --once"
-        )
-        raise ListenerError(type(listener).__name__, problem)
-    return RowAsker(group, listener, settings, watch)

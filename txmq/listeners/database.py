@@ -127,11 +127,11 @@ class DatabaseListener:
         return outcome_table((key, *answers.by_id.get(key, NOT_YET)) for key in ids)
 
     def marker_place(self) -> str:
-        """The name of the marker table."""
+        """Return the name of the marker table."""
         return self._table
 
     def is_marked(self, transaction_id: str) -> bool | None:
-        """Whether a local transaction is committed, by its marker row; nothing is fenced.
+        """Tell whether a local transaction is committed, by its marker row; fence nothing.
 
         Its producer asks in `commit()`. Statements: one, through a connection of its own.
 
@@ -162,7 +162,7 @@ class DatabaseListener:
 
 
 def _engine(variable: str) -> Any:
-    """The engine of a URL in an environment variable, so that no file and no log holds the URL."""
+    """Make an engine of a URL in an environment variable, so that no file or log holds it."""
     try:
         from sqlalchemy import create_engine
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError

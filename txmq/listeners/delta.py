@@ -82,11 +82,11 @@ class DeltaListener:
             return self._outcomes(heads)
 
     def marker_place(self) -> str:
-        """The location of the table."""
+        """Return the location of the table."""
         return self.table
 
     def is_marked(self, transaction_id: str) -> bool | None:
-        """Whether the local transaction is in the table, by its marker; nothing is fenced.
+        """Tell whether the local transaction is in the table, by its marker; fence nothing.
 
         Its producer asks in `commit()`. Reads: the table's log. Commits: 0.
 

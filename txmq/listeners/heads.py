@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import StorageError
 from txmq.ground.columns import Integers, integers
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage
@@ -54,7 +54,7 @@ def heads_of(
     columns: Sequence[str] = HEAD_COLUMNS,
     max_bytes: int = ROUND_BYTES,
 ) -> Heads:
-    """The heads of the transactions, in the order of `questions`, as many as fit.
+    """Read the heads of the transactions, in the order of `questions`, as many as fit.
 
     If a head is missing, the message with the lowest sequence stands for it. A transaction that
     cannot be read is logged and left out; the others are returned.
@@ -71,14 +71,14 @@ def heads_of(
     places = _Places(half.table, ids, _stored(columns))
     places.look(_head_files(half.table, ids))
     if len(headless := ids.filter(pa.array(places.file == _NOWHERE))):
-        places.look(half.table.files_holding("transaction_id", headless))
+        places.look(half.table.files.holding("transaction_id", headless))
     fits = places.fits(max_bytes)
     rows = _rows(half.table, places, fits, columns)
     return Heads(_as_heads(rows, questions, columns), ids.filter(pa.array(~fits)))
 
 
 def half_messages(heads: pa.Table) -> list[HalfMessage]:
-    """Heads with all columns as objects; a head that cannot be parsed is logged and left out."""
+    """Return heads as objects; log a head that cannot be parsed, and leave it out."""
     messages = []
     for row in heads.to_pylist():
         try:
@@ -92,7 +92,7 @@ def half_messages(heads: pa.Table) -> list[HalfMessage]:
 
 
 def half_message(row: dict[str, Any]) -> HalfMessage:
-    """One head as an object."""
+    """Return one head as an object."""
     properties = MappingProxyType(dict(row["properties"] or ()))
     return HalfMessage(**{**row, "body": row["body"] or b"", "properties": properties})
 
@@ -120,12 +120,12 @@ class _Places:
                 _log_unreadable(file, error)
 
     def _look(self, file: DataFile) -> None:
-        rows = self._table.read([file], _ADDRESS)
+        rows = self._table.rows.read([file], _ADDRESS)
         place = pc.index_in(rows["transaction_id"], value_set=self.ids)
         rows = rows.append_column("place", place).filter(pc.is_valid(place))
         if not rows.num_rows:
             return
-        size = self._table.footer_sizes(file, self._columns)
+        size = self._table.rows.footer_sizes(file, self._columns)
         lowest = np.full(len(self.ids), _NO_SEQUENCE, dtype=np.int64)
         np.minimum.at(lowest, integers(rows["place"], 0), integers(rows["sequence"], 0))
         is_lower = lowest < self.sequence
@@ -135,7 +135,7 @@ class _Places:
         self.row_bytes.append(size.bytes / max(size.rows, 1))
 
     def fits(self, max_bytes: int) -> Any:
-        """Which transactions have room, by the mean size of a row in their files."""
+        """Tell which transactions have room, by the mean size of a row in their files."""
         row_bytes = np.array([*self.row_bytes, 0.0])[self.file]
         is_first = np.arange(len(row_bytes)) == 0
         return is_first | (np.cumsum(row_bytes) <= max_bytes)
@@ -145,26 +145,27 @@ class _Places:
 
 
 def _rows(table: Table, places: _Places, fits: Any, columns: Sequence[str]) -> pa.Table:
-    """The stored rows of the heads that fit, each once."""
+    """Read the stored rows of the heads that fit, each once."""
     names = list(dict.fromkeys([*_ADDRESS, *_stored(columns)]))
     schema = pa.schema([HALF.columns.field(name) for name in names])
-    parts = [schema.empty_table()]
+    tables = [schema.empty_table()]
     for number, file in enumerate(places.files):
         of_file = np.flatnonzero(fits & (places.file == number))
         if len(of_file):
-            parts += [part.cast(schema) for part in _of_file(table, file, names, places, of_file)]
-    rows = pa.concat_tables(parts)
+            heads = _of_file(table, file, names, places, of_file)
+            tables += [rows.cast(schema) for rows in heads]
+    rows = pa.concat_tables(tables)
     return rows.take(pa.array(_first_places(rows["transaction_id"])))
 
 
 def _of_file(
     table: Table, file: DataFile, names: list[str], places: _Places, of_file: Integers
 ) -> Iterator[pa.Table]:
-    """The heads in one file, which are those at `of_file` of the questions."""
+    """Read the heads in one file, which are those at `of_file` of the questions."""
     ids, sequences = places.ids.take(pa.array(of_file)), pa.array(places.sequence[of_file])
     batch_rows = _batch_rows(places.row_bytes[places.files.index(file)])
     try:
-        for batch in table.batches(file, names, batch_rows):
+        for batch in table.rows.batches(file, names, batch_rows):
             rows = pa.table(batch).select(names)
             place = pc.index_in(rows["transaction_id"], value_set=ids).combine_chunks()
             is_head = pc.equal(rows["sequence"].cast(pa.int64()), sequences.take(place))
@@ -178,7 +179,7 @@ def _batch_rows(row_bytes: float) -> int:
 
 
 def _first_places(ids: pa.ChunkedArray) -> Integers:
-    """The first row of each transaction; a half that was written twice is one head."""
+    """Find the first row of each transaction; a half that was written twice is one head."""
     numbers = pc.index_in(ids, value_set=pc.unique(ids))
     _, first = np.unique(integers(numbers, 0), return_index=True)
     return np.asarray(first, dtype=np.int64)
@@ -189,9 +190,9 @@ def _stored(columns: Sequence[str]) -> list[str]:
 
 
 def _head_files(table: Table, transaction_ids: pa.Array) -> list[DataFile]:
-    """Files that hold heads; files with only later messages of the transactions are left out."""
-    with_heads = {file.path for file in table.files_up_to("sequence", HEAD_SEQUENCE)}
-    holding = table.files_holding("transaction_id", transaction_ids)
+    """Find the files that hold heads, not those with only later messages of the transactions."""
+    with_heads = {file.path for file in table.files.up_to("sequence", HEAD_SEQUENCE)}
+    holding = table.files.holding("transaction_id", transaction_ids)
     return [file for file in holding if file.path in with_heads]
 
 
@@ -203,7 +204,7 @@ def _log_unreadable(file: DataFile, error: Exception) -> None:
 
 
 def _as_heads(rows: pa.Table, questions: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Stored rows under the names of HalfMessage, with check_times, in the order of `questions`."""
+    """Name stored rows as HalfMessage, with check_times, in the order of `questions`."""
     ids = questions["transaction_id"].combine_chunks()
     question = pc.index_in(rows["transaction_id"], value_set=ids)
     order = pc.sort_indices(question)
@@ -220,7 +221,7 @@ def _as_heads(rows: pa.Table, questions: pa.Table, columns: Sequence[str]) -> pa
 
 
 def _unwrapped(names: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Names without their namespaces; each distinct name is unwrapped once."""
+    """Return names without their namespaces; unwrap each distinct name once."""
     stored = pc.unique(names).drop_null()
     unwrapped_names = pa.array([unwrapped(name) for name in stored.to_pylist()], pa.string())
     return unwrapped_names.take(pc.index_in(names, value_set=stored))

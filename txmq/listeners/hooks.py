@@ -25,12 +25,15 @@ from txmq.message.names import unwrapped
 from txmq.message.trace_context import checked_context
 from txmq.store.topic_settings import TopicKind, kind_of
 
-# --- operations:
-
+logger = logging.getLogger(__name__)
 # Of the messages of one commit or one question, so many are told one by one.
 TOLD_MAX = 128
 # And for so long: slow hooks hold up the commits after it.
 TOLD_S = 0.1
+_ENDS = {
+    LocalTransactionState.COMMIT: TransactionState.COMMITTED,
+    LocalTransactionState.ROLLBACK: TransactionState.ROLLED_BACK,
+}
 
 
 class OperationName(enum.StrEnum):
@@ -74,18 +77,8 @@ class RunningOperation(Protocol):
     """What a hook returns for an operation that it wants to see end."""
 
     def end(self, error: BaseException | None, outcome: str | None) -> None:
-        """Called once: with the error that it ended by, or with its answer."""
+        """Hear of its end, once: with the error that it ended by, or with its answer."""
         ...
-
-
-# --- hooks:
-
-logger = logging.getLogger(__name__)
-
-_ENDS = {
-    LocalTransactionState.COMMIT: TransactionState.COMMITTED,
-    LocalTransactionState.ROLLBACK: TransactionState.ROLLED_BACK,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +155,7 @@ class SendMessageHook(Protocol):
     """Sees every send. An error that it raises is logged by its type; the send continues."""
 
     def before_send(self, context: SendContext) -> Mapping[str, str] | None:
-        """Called before anything is written.
+        """Hear of a send before anything is written.
 
         Returns:
             None, or `traceparent` and perhaps `tracestate`, which each message gets as properties
@@ -171,7 +164,7 @@ class SendMessageHook(Protocol):
         ...
 
     def after_send(self, context: SendContext) -> None:
-        """Called when the messages are durable, or with an `error` why they may not be."""
+        """Hear that the messages are durable, or with an `error` why they may not be."""
         ...
 
 
@@ -179,7 +172,7 @@ class EndTransactionHook(Protocol):
     """Sees every end. An error that it raises is logged by its type."""
 
     def end_transaction(self, context: EndContext) -> None:
-        """Called when the end is known; RocketMQ calls it before the end is written."""
+        """Hear of an end once it is known; RocketMQ calls it before the end is written."""
         ...
 
 
@@ -187,7 +180,7 @@ class OperationHook(Protocol):
     """Sees the operations of all services begin and end; see `Operation`."""
 
     def begin_operation(self, operation: Operation) -> RunningOperation | None:
-        """Called when it begins; `end` of what this returns is called in the same thread."""
+        """Hear of its begin; `end` of what this returns is called in the same thread."""
         ...
 
 
@@ -213,7 +206,7 @@ class Hooks:
     """The hooks of one producer or service, called in their order; safe for several threads."""
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
-        """Raises: HookError for an object that is no hook."""
+        """Check each of them. Raises: HookError for an object that is no hook."""
         self._hooks: tuple[Any, ...] = tuple(_several(hooks))
         for hook in self._hooks:
             _check(hook)
@@ -226,11 +219,11 @@ class Hooks:
         }
 
     def __iter__(self) -> Iterator[Hook]:
-        """The hooks themselves."""
+        """Iterate over the hooks themselves."""
         return iter(self._hooks)
 
     def __bool__(self) -> bool:
-        """Whether a hook wants to hear anything now; without one no context is made."""
+        """Tell whether a hook wants to hear anything now; without one no context is made."""
         return self._is_heard or (bool(self._switched) and any(map(self._is_on, self._switched)))
 
     @property
@@ -253,7 +246,7 @@ class Hooks:
         for hook in self._by_method["check_forbidden"]:
             _ask(hook, context)
         carried = self._call_all("before_send", context)
-        return next((one for one in map(_context_of, carried) if one), {})
+        return next(filter(None, map(_context_of, carried)), {})
 
     def after_send(self, context: SendContext) -> None:
         """Call `after_send` of the hooks."""
@@ -263,16 +256,16 @@ class Hooks:
         """Call `end_transaction` of the hooks."""
         self._call_all("end_transaction", context)
 
-    def operation(self, made: Callable[[], Operation]) -> RunningOperations:
+    def operation(self, make: Callable[[], Operation]) -> RunningOperations:
         """Begin an operation: the end of a `with` block over it ends it, with its error.
 
         Args:
-            made: makes it, and is not called where nobody hears of it.
+            make: makes it, and is not called if nobody hears of it.
         """
         if not self.hear_operations:
             return _NO_OPERATION
         try:
-            operation = made()
+            operation = make()
         except BaseException as error:  # noqa: BLE001 - R89
             raise_exit(error)
             logger.warning("hooks hear of no operation: %s", type(error).__name__)
@@ -287,19 +280,19 @@ class Hooks:
 
     def over_each(
         self,
-        told: Sequence[tuple[Operation, str | None]],
+        operations: Sequence[tuple[Operation, str | None]],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Tell of operations that are over, with their answers, for up to TOLD_S; leave the rest.
 
         Args:
-            told: the first of them is told in any case.
+            operations: the first of them is told in any case.
             now_s: the time in seconds.
         """
         until_s = now_s() + TOLD_S
-        for number, (operation, outcome) in enumerate(told):
+        for number, (operation, outcome) in enumerate(operations):
             if number and now_s() >= until_s:
-                logger.debug("hooks are slow: %d operations are not told", len(told) - number)
+                logger.debug("hooks are slow: %d operations are not told", len(operations) - number)
                 return
             self.over(operation, outcome)
 
@@ -313,7 +306,7 @@ class Hooks:
         return [_call(hook, method, context) for hook in hooks]
 
     def _is_on(self, hook: Any) -> bool:
-        """Whether a hook wants to hear anything; one without `is_on` always does."""
+        """Tell whether a hook wants to hear anything; one without `is_on` always does."""
         try:
             return bool(getattr(hook, "is_on", True))
         except BaseException as error:  # noqa: BLE001 - R89
@@ -328,8 +321,8 @@ class RunningOperations:
     """An operation as all hooks see it."""
 
     def __init__(self, running: Iterable[RunningOperation | None] = ()) -> None:
-        """Made by `Hooks.operation`."""
-        self._running = [one for one in running if one is not None]
+        """Begin nothing yet; `Hooks.operation` makes it."""
+        self._running = [operation for operation in running if operation is not None]
         self._outcome: str | None = None
 
     def __enter__(self) -> Self:
@@ -363,7 +356,7 @@ _NO_OPERATION = RunningOperations()
 def sent_messages(
     transaction_id: str, messages: Iterable[Message], *, ordinary: bool = False
 ) -> tuple[SentMessage, ...]:
-    """The messages of one transaction as a context holds them."""
+    """Return the messages of one transaction as a context holds them."""
     return tuple(
         SentMessage(
             message_id(transaction_id, sequence),
@@ -412,7 +405,7 @@ def _has_switch(hook: object) -> bool:
 
 
 def _context_of(returned: object) -> Mapping[str, str]:
-    """The trace context that a hook returned; what is none is logged and left out."""
+    """Check the trace context that a hook returned; log what is none, and leave it out."""
     if returned is None:
         return {}
     try:

@@ -97,8 +97,8 @@ class HttpListener:
         """
         answers = [OUTCOMES.empty_table()]
         size_bytes = 0
-        for part in parts_of(heads, self._batch_size, MAX_POST_BYTES):
-            answers.append(self._post(part))
+        for batch in parts_of(heads, self._batch_size, MAX_POST_BYTES):
+            answers.append(self._post(batch))
             size_bytes += answers[-1].nbytes
             if size_bytes > MAX_ANSWERS_BYTES:
                 problem = f"the service answered more than {MAX_ANSWERS_BYTES:,} bytes in one call"
@@ -144,7 +144,7 @@ class HttpListener:
 
 
 def parts_of(heads: pa.Table, max_rows: int, max_bytes: int) -> Iterator[pa.Table]:
-    """The heads in parts of bounded rows and bytes; a larger head is a part of its own."""
+    """Cut the heads into parts of bounded rows and bytes; a larger head is a part of its own."""
     first = 0
     while first < heads.num_rows:
         rows = min(max_rows, heads.num_rows - first)
@@ -175,7 +175,7 @@ def _session(retries: int) -> Any:
 
 
 def _bounded(response: Any) -> bytes | None:
-    """The content of a response; None if it is above MAX_ANSWER_BYTES."""
+    """Read the content of a response; None if it is above MAX_ANSWER_BYTES."""
     content = bytearray()
     for chunk in response.iter_content(CHUNK_BYTES):
         content += chunk
@@ -210,5 +210,5 @@ def _text(value: object) -> str | None:
 
 
 def _cut(text: str | None) -> str | None:
-    """No state and no reason is longer; an id is not cut, or it could become another one."""
+    """Cut states and reasons to a length; an id is not cut, or it could become another one."""
     return None if text is None else text[:MAX_REASON_CHARACTERS]

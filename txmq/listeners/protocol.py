@@ -1,4 +1,7 @@
-"""The methods of a listener, which runs local transactions and answers checks (R1, R81)."""
+"""The methods of a listener, and what its answers mean (R1, R81).
+
+A listener runs local transactions and answers checks.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,24 @@ if TYPE_CHECKING:
     from txmq.ground.sessions import DataFrame
 
 
-# --- protocol:
-
+logger = logging.getLogger(__name__)
 EXECUTE = "execute_local_transaction"
 CHECK = "check_local_transaction"
 CHECK_SET = "check_local_transactions"
 CHECK_ARROW_SET = "check_local_transactions_arrow"
 HEAD_COLUMNS_ATTRIBUTE = "head_columns"
+MAX_REASON_CHARACTERS = 200
+SHOWN_CHARACTERS = 64
+# A null state: no listener saw the question.
+OUTCOMES = pa.schema(
+    [
+        pa.field("transaction_id", pa.string()),
+        pa.field("state", pa.string()),
+        pa.field("reason", pa.string()),
+    ]
+)
+# txmq writes their texts; a subclass may be a user's, whose text may hold a body.
+_OWN_ERRORS = (ListenerError, EnvironmentProblemError)
 Kind = TypeVar("Kind")
 
 
@@ -190,20 +204,49 @@ class ArrowSetListener(Protocol):
 CheckListener = AnsweringListener | SetListener | ArrowSetListener
 
 
-def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
-    """The state that a listener returned, or UNKNOWN and the reason for any other value."""
-    if isinstance(value, LocalTransactionState):
-        return value, None
-    reason = f"the listener returned {type(value).__name__}, not a LocalTransactionState"
-    return LocalTransactionState.UNKNOWN, reason
-
-
 def load_listeners(settings: Mapping[str, str | Mapping[str, Any]]) -> dict[str, CheckListener]:
-    """The listeners of the setting `listeners`, by group, made with the arguments given there.
+    """Make the listeners of the setting `listeners`, by group, with the arguments given there.
 
     Raises: ListenerError if a class cannot be imported or made, or cannot answer a check.
     """
     return {group: _load(group, setting) for group, setting in settings.items()}
+
+
+def _load(group: str, setting: str | Mapping[str, Any]) -> CheckListener:
+    arguments = {LISTENER_CLASS: setting} if isinstance(setting, str) else dict(setting)
+    reference = str(arguments.pop(LISTENER_CLASS))
+    module_name, _, class_name = reference.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module_name), class_name)
+        _check_arguments(reference, kind, arguments)
+        listener: CheckListener = kind(**arguments)
+    except ListenerError:
+        raise
+    except Exception as error:
+        problem = f"cannot be made ({type(error).__name__}: {error}){_step_after(error)}"
+        raise ListenerError(reference, problem) from error
+    return check_listener(group, listener)
+
+
+def _step_after(error: Exception) -> str:
+    """Say what to do about a listener that cannot be made; an error of txmq says it itself."""
+    if isinstance(error, TxmqError):
+        return ""
+    if isinstance(error, ModuleNotFoundError):
+        return "; install it, or put the folder that it is in into PYTHONPATH"
+    return "; check the module and class"
+
+
+def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse an argument that the class does not take, and name the nearest one."""
+    parameters = inspect.signature(kind).parameters
+    if any(spec.kind is inspect.Parameter.VAR_KEYWORD for spec in parameters.values()):
+        return
+    for name in arguments:
+        if name not in parameters:
+            all_names = f"; it takes {', '.join(parameters) or 'none'}"
+            hint = nearest_name(name, parameters) or all_names
+            raise ListenerError(reference, f"takes no argument {name!r}{hint}")
 
 
 def check_listener(group: str, listener: Kind) -> Kind:
@@ -232,17 +275,17 @@ def executing_listener(group: str, listener: object) -> ExecutingListener:
 
 
 def answers_rows(listener: object) -> bool:
-    """Whether the listener answers one question at a time."""
+    """Tell whether the listener answers one question at a time."""
     return _has(listener, CHECK)
 
 
 def answers_sets(listener: object, *, with_spark: bool) -> bool:
-    """Whether the listener answers for many transactions in one call."""
+    """Tell whether the listener answers for many transactions in one call."""
     return _has(listener, CHECK_ARROW_SET) or (with_spark and _has(listener, CHECK_SET))
 
 
 def head_columns(listener: object) -> tuple[str, ...]:
-    """The columns that a set listener gets, `transaction_id` first.
+    """Return the columns that a set listener gets, `transaction_id` first.
 
     Raises: ListenerError if `head_columns` of the listener is no tuple of columns of a head.
     """
@@ -274,50 +317,13 @@ def _has(listener: object, name: str) -> bool:
     return callable(method) and not inspect.iscoroutinefunction(method)
 
 
-def _load(group: str, setting: str | Mapping[str, Any]) -> CheckListener:
-    arguments = {LISTENER_CLASS: setting} if isinstance(setting, str) else dict(setting)
-    reference = str(arguments.pop(LISTENER_CLASS))
-    module_name, _, class_name = reference.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module_name), class_name)
-        _check_arguments(reference, kind, arguments)
-        listener: CheckListener = kind(**arguments)
-    except ListenerError:
-        raise
-    except Exception as error:
-        problem = f"cannot be made ({type(error).__name__}: {error}){_step_after(error)}"
-        raise ListenerError(reference, problem) from error
-    return check_listener(group, listener)
-
-
-def _step_after(error: Exception) -> str:
-    """What to do about a listener that cannot be made; an error of txmq says it itself."""
-    if isinstance(error, TxmqError):
-        return ""
-    if isinstance(error, ModuleNotFoundError):
-        return "; install it, or put the folder that it is in into PYTHONPATH"
-    return "; check the module and class"
-
-
-def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse an argument that the class does not take, and name the nearest one."""
-    parameters = inspect.signature(kind).parameters
-    if any(spec.kind is inspect.Parameter.VAR_KEYWORD for spec in parameters.values()):
-        return
-    for name in arguments:
-        if name not in parameters:
-            known = f"; it takes {', '.join(parameters) or 'none'}"
-            hint = nearest_name(name, parameters) or known
-            raise ListenerError(reference, f"takes no argument {name!r}{hint}")
-
-
 def ages_s(heads: pa.Table, clock: Clock) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The age of each head: the time of `clock` less the producer's born_timestamp."""
+    """Return the age of each head: the time of `clock` less the producer's born_timestamp."""
     born_us = heads["born_timestamp"].cast(pa.int64()).to_numpy()
     return np.asarray(clock.now_ms() / 1000 - born_us / 1e6, dtype=np.float64)
 
 
-# --- outcomes:
+# --- outcomes -------------------------------------------------------------------------------------
 
 
 class Reason(enum.StrEnum):
@@ -338,23 +344,7 @@ class Reason(enum.StrEnum):
 
 # No listener saw the question, so it does not count; an operator may have to help.
 UNASKED_REASONS = (Reason.NO_LISTENER, Reason.BUSY, Reason.UNREADABLE)
-
-
-logger = logging.getLogger(__name__)
-
-MAX_REASON_CHARACTERS = 200
-SHOWN_CHARACTERS = 64
-# A null state: no listener saw the question.
-OUTCOMES = pa.schema(
-    [
-        pa.field("transaction_id", pa.string()),
-        pa.field("state", pa.string()),
-        pa.field("reason", pa.string()),
-    ]
-)
 _REASONS = {reason.value: reason for reason in Reason}
-# txmq writes their texts; a subclass may be a user's, whose text may hold a body.
-_OWN_ERRORS = (ListenerError, EnvironmentProblemError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +362,11 @@ class NotReached:
     reason: Reason
 
 
+Outcome = Answered | NotReached
+TIMED_OUT = Answered(LocalTransactionState.UNKNOWN, Reason.TIMEOUT)
+BUSY = NotReached(Reason.BUSY)
+
+
 @dataclass(frozen=True, slots=True)
 class Collect:
     """The questions to one listener, on their way.
@@ -385,39 +380,20 @@ class Collect:
     outcomes: Callable[[], pa.Table]
 
     def __call__(self) -> pa.Table:
-        """As `outcomes`."""
+        """Return answers, as `outcomes`."""
         return self.outcomes()
 
 
-Outcome = Answered | NotReached
-TIMED_OUT = Answered(LocalTransactionState.UNKNOWN, Reason.TIMEOUT)
-BUSY = NotReached(Reason.BUSY)
-
-
-def outcome_of(row: Mapping[str, Any]) -> Outcome:
-    """A row of OUTCOMES as a value."""
-    if row["state"] is None:
-        return NotReached(_REASONS[row["reason"]])
-    return Answered(LocalTransactionState(row["state"]), row["reason"])
-
-
-def outcome_table(rows: Iterable[tuple[str | None, str | None, str | None]]) -> pa.Table:
-    """OUTCOMES from the id, state and reason of each question."""
-    listed = list(rows)
-    columns = zip(*listed, strict=True) if listed else [[] for _ in OUTCOMES]
-    return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
-
-
-def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:
-    """OUTCOMES with one outcome for all questions."""
-    state = outcome.state.value if isinstance(outcome, Answered) else None
-    count = len(transaction_ids)
-    columns = [transaction_ids, *(_repeated(text, count) for text in (state, outcome.reason))]
-    return pa.table(columns, OUTCOMES)
+def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
+    """Return the state that a listener returned, or UNKNOWN and the reason for any other value."""
+    if isinstance(value, LocalTransactionState):
+        return value, None
+    reason = f"the listener returned {type(value).__name__}, not a LocalTransactionState"
+    return LocalTransactionState.UNKNOWN, reason
 
 
 def raised(error: BaseException) -> Answered:
-    """UNKNOWN for a listener that raised; only the type is shown, because the text may hold a body.
+    """Return UNKNOWN for a listener that raised, and show its type alone: its text may hold a body.
 
     The texts of ListenerError and EnvironmentProblemError are txmq's own and are shown (R81).
     """
@@ -427,8 +403,34 @@ def raised(error: BaseException) -> Answered:
     return Answered(LocalTransactionState.UNKNOWN, f"the listener raised {name}")
 
 
+def outcome_of(row: Mapping[str, Any]) -> Outcome:
+    """Return a row of OUTCOMES as a value."""
+    if row["state"] is None:
+        return NotReached(_REASONS[row["reason"]])
+    return Answered(LocalTransactionState(row["state"]), row["reason"])
+
+
+def outcome_table(rows: Iterable[tuple[str | None, str | None, str | None]]) -> pa.Table:
+    """Make OUTCOMES from the id, state and reason of each question."""
+    listed = list(rows)
+    columns = zip(*listed, strict=True) if listed else [[] for _ in OUTCOMES]
+    return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
+
+
+def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:
+    """Make OUTCOMES with one outcome for all questions."""
+    state = outcome.state.value if isinstance(outcome, Answered) else None
+    count = len(transaction_ids)
+    columns = [transaction_ids, *(_repeated(text, count) for text in (state, outcome.reason))]
+    return pa.table(columns, OUTCOMES)
+
+
+def _repeated(text: str | None, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(None if text is None else str(text), pa.string()), count)
+
+
 def one_line(text: str | None) -> str | None:
-    """A listener's reason, cut and on one line."""
+    """Cut a listener's reason, and put it on one line."""
     if text is None:
         return None
     characters = text[:MAX_REASON_CHARACTERS]
@@ -439,7 +441,3 @@ def warn_of_open(group: str, count: int) -> None:
     """Log how many questions a listener has not answered at the deadline."""
     if count:
         logger.warning("group %s: its listener hangs in %d questions", group, count)
-
-
-def _repeated(text: str | None, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(None if text is None else str(text), pa.string()), count)

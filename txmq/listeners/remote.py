@@ -1,4 +1,8 @@
-"""The check service's side of remote listeners: puts questions and waits for the answers."""
+"""Questions to the live producers of a group, by one value in the store.
+
+The value is `Requests`; `RemoteAsker` is the check service's side of it. The producers' side is in
+`remote_member`.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +37,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# --- remote_requests:
-
 MEMBER_SILENCE_MAX_S = 3600.0
+POLL_INTERVAL_S = 0.05
+# If no member has taken a question by then, no member is alive.
+FIRST_TAKE_S = 5.0
+# Of one round: each take and each answer writes the whole value again.
+QUESTIONS_MAX = 10_000
+_STATES = frozenset(state.value for state in LocalTransactionState)
 # The client that asks its listener, and the number of its take: 1 for the first take of a question.
 Take = tuple[str, int]
 
@@ -56,6 +64,10 @@ class RemoteAnswer:
     reason: str | None
 
 
+_NO_LISTENER = RemoteAnswer(None, Reason.NO_LISTENER.value)
+_TIMED_OUT = RemoteAnswer(TIMED_OUT.state.value, str(TIMED_OUT.reason))
+
+
 @dataclass(frozen=True, slots=True)
 class Requests:
     """The newest round of a group, and the members that may answer.
@@ -73,11 +85,11 @@ class Requests:
     # --- the check service ----------------------------------------------------------------
 
     def begun(self, round_id: str, asked: Mapping[str, RemoteQuestion]) -> Requests:
-        """A new round with these questions; the members stay."""
+        """Begin a round with these questions; the members stay."""
         return Requests(round_id, asked, members=self.members)
 
     def over(self, round_id: str) -> Requests:
-        """The end of the round; another round is left as it is."""
+        """End the round; another round is left as it is."""
         return Requests(members=self.members) if self.round_id == round_id else self
 
     @property
@@ -86,23 +98,23 @@ class Requests:
         return len(self.answers) == len(self.asked)
 
     def member_count(self, now_ms: int) -> int:
-        """The number of members with a sign of life within MEMBER_SILENCE_MAX_S."""
+        """Count the members with a sign of life within MEMBER_SILENCE_MAX_S."""
         return len(self._alive(now_ms))
 
     # --- members --------------------------------------------------------------------------
 
     def joined(self, client_id: str, now_ms: int) -> Requests:
-        """The client joins, or gives a sign of life; members that were silent too long leave."""
+        """Let the client join, or give a sign of life; members that were silent too long leave."""
         return replace(self, members={**self._alive(now_ms), client_id: now_ms})
 
     def left(self, client_id: str) -> Requests:
-        """The client leaves, and its questions are free."""
+        """Let the client leave; its questions are free."""
         members = {name: ms for name, ms in self.members.items() if name != client_id}
         taken = {key: take for key, take in self.taken.items() if take[0] != client_id}
         return replace(self, members=members, taken=taken)
 
     def free_for(self, client_id: str, *, after_others: bool, lost: Iterable[str]) -> list[str]:
-        """The questions that a client may take, oldest first.
+        """List the questions that a client may take, oldest first.
 
         They are the free questions that the client itself sent. If there are none, they are its
         share of the other free questions.
@@ -125,12 +137,12 @@ class Requests:
         return waiting[: -(-len(waiting) // max(1, len(self.members)))]
 
     def taken_by(self, client_id: str, keys: Iterable[str]) -> Requests:
-        """The client takes these questions; a take of a taken question has the next number."""
+        """Let the client take questions; a take of a taken question has the next number."""
         takes = {key: (client_id, self._take_number(key) + 1) for key in keys}
         return replace(self, taken={**self.taken, **takes})
 
     def answered(self, takes: Mapping[str, Take], answers: Mapping[str, RemoteAnswer]) -> Requests:
-        """With the answers whose take is still the newest of its question."""
+        """Add the answers whose take is still the newest of its question."""
         valid = {
             key: answer
             for key, answer in answers.items()
@@ -153,7 +165,7 @@ class RemoteRequests(SharedValue[Requests]):
     """The requests of one group in the store. Not safe for several threads."""
 
     def __init__(self, register: Register) -> None:
-        """`register` is `state/remote_<group>`; the first member of a group makes it."""
+        """Use the register `state/remote_<group>`; the first member of a group makes it."""
         super().__init__(register, "remote requests", _from_value, _to_value)
 
 
@@ -174,7 +186,7 @@ def _from_value(value: Mapping[str, Any]) -> Requests:
 
 
 def requests_in(store: Store, producer_group: str, *, create: bool = False) -> RemoteRequests:
-    """The questions to the live producers of a group; `create` makes their table if needed.
+    """Return the questions to the live producers of a group; `create` makes their table if needed.
 
     Raises: InvalidNameError.
     """
@@ -183,20 +195,23 @@ def requests_in(store: Store, producer_group: str, *, create: bool = False) -> R
 
 
 def remote_groups(store: Store) -> list[str]:
-    """The producer groups that ever had a member."""
+    """List the producer groups that ever had a member."""
     return store.tables.groups_with(REMOTE)
 
 
-# --- remote_asker:
+# --- the check service's side ---------------------------------------------------------------------
 
-POLL_INTERVAL_S = 0.05
-# If no member has taken a question by then, no member is alive.
-FIRST_TAKE_S = 5.0
-# Of one round: each take and each answer writes the whole value again.
-QUESTIONS_MAX = 10_000
-_STATES = frozenset(state.value for state in LocalTransactionState)
-_NO_LISTENER = RemoteAnswer(None, Reason.NO_LISTENER.value)
-_TIMED_OUT = RemoteAnswer(TIMED_OUT.state.value, str(TIMED_OUT.reason))
+
+def remote_asker(store: Store, clock: Clock, group: str) -> RemoteAsker | None:
+    """Make the asker of a group's live producers; None if no producer was alive lately."""
+    try:
+        requests = requests_in(store, group)
+    except InvalidNameError:
+        # A half written by hand may name any group.
+        return None
+    if not requests.exists or not requests.read().member_count(clock.now_ms()):
+        return None
+    return RemoteAsker(requests, clock, store.config.of_group(group))
 
 
 class RemoteAsker:
@@ -225,11 +240,11 @@ class RemoteAsker:
         return Collect(partial(self._waited, wait), lambda: self._collected(wait, questions))
 
     def late(self) -> pa.Table:
-        """No rows: an answer after its round changes nothing, and the next round asks again."""
+        """Return no rows: an answer after its round changes nothing; the next round asks."""
         return OUTCOMES.empty_table()
 
     def close(self) -> None:
-        """Nothing to end: the threads are those of the producers."""
+        """End nothing: the threads are those of the producers."""
 
     def _collected(self, wait: _Wait, questions: Mapping[str, RemoteQuestion]) -> pa.Table:
         """Wait for the answers, end the round, and return OUTCOMES."""
@@ -265,6 +280,10 @@ class RemoteAsker:
         return last[0]
 
 
+# Finds the asker of a group without a listener in this process.
+RemoteAskers = Callable[[str], RemoteAsker | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Wait:
     """How long a round is waited for."""
@@ -292,26 +311,10 @@ def _outcomes(questions: Mapping[str, RemoteQuestion], requests: Requests) -> pa
 
 
 def _believed(answer: RemoteAnswer) -> tuple[str | None, str | None]:
-    """State and reason of an answer that another process wrote, maybe none of txmq."""
+    """Check state and reason of an answer that another process wrote, maybe none of txmq."""
     reason = one_line(None if answer.reason is None else str(answer.reason))
     if answer.state is None:
         return None, reason if reason in UNASKED_REASONS else Reason.NO_LISTENER.value
     if answer.state not in _STATES:
         return LocalTransactionState.UNKNOWN.value, Reason.NO_STATE.value
     return answer.state, reason
-
-
-# Finds the asker of a group without a listener in this process.
-RemoteAskers = Callable[[str], RemoteAsker | None]
-
-
-def remote_asker(store: Store, clock: Clock, group: str) -> RemoteAsker | None:
-    """The asker of a group's live producers; None if no producer was alive lately."""
-    try:
-        requests = requests_in(store, group)
-    except InvalidNameError:
-        # A half written by hand may name any group.
-        return None
-    if not requests.exists or not requests.read().member_count(clock.now_ms()):
-        return None
-    return RemoteAsker(requests, clock, store.config.of_group(group))

@@ -141,7 +141,7 @@ class RemoteMember(ThreadHandle):
         }
 
     def _answers(self, takes: Mapping[str, Take]) -> dict[str, RemoteAnswer]:
-        """The listener's answers, within `listener_timeout_s`."""
+        """Ask the listener, and return its answers within `listener_timeout_s`."""
         unknown = RemoteQuestion(0, None)
         check_times = [self._seen.asked.get(key, unknown).check_times for key in takes]
         questions = pa.table(
@@ -152,12 +152,12 @@ class RemoteMember(ThreadHandle):
             }
         )
         self._half.table.refresh()
-        asked = self._askers.ask(self._half, questions)
+        round_ = self._askers.ask(self._half, questions)
         # Without an answer they would count as asked.
         busy = RemoteAnswer(None, Reason.BUSY.value)
-        return dict.fromkeys(asked.left.to_pylist(), busy) | {
+        return dict.fromkeys(round_.left.to_pylist(), busy) | {
             row["transaction_id"]: RemoteAnswer(row["state"], row["reason"])
-            for row in asked.take().to_pylist()
+            for row in round_.take().to_pylist()
         }
 
     def _put_answers(self, takes: Mapping[str, Take], answers: Mapping[str, RemoteAnswer]) -> None:

@@ -16,98 +16,6 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
-class Unanswered(enum.Enum):
-    """Why a question has no answer at the deadline."""
-
-    HANGS = "hangs"
-    NOT_BEGUN = "not begun"
-
-
-class _Phase(enum.Enum):
-    WAITING = "waiting"
-    ASKED = "asked"
-    ANSWERED = "answered"
-    GIVEN_UP = "given up"
-
-
-class _PendingQuestion(Generic[Question, Answer]):
-    """One question and its answer, shared by the thread that asks and the thread that waits."""
-
-    def __init__(self, question: Question, answered: threading.Semaphore) -> None:
-        self.question = question
-        self._answered = answered
-        self._lock = threading.Lock()
-        self._phase = _Phase.WAITING
-        self._answers: list[Answer] = []
-
-    def begin(self) -> bool:
-        """Whether the listener is to be asked; false if the question was given up."""
-        with self._lock:
-            is_waiting = self._phase is _Phase.WAITING
-            if is_waiting:
-                self._phase = _Phase.ASKED
-            return is_waiting
-
-    def finish(self, answer: Answer) -> bool:
-        """Keep the answer; false if it came after the deadline."""
-        with self._lock:
-            is_in_time = self._phase is _Phase.ASKED
-            if is_in_time:
-                self._phase = _Phase.ANSWERED
-                self._answers.append(answer)
-        if is_in_time:
-            self._answered.release()
-        return is_in_time
-
-    def give_up(self) -> Answer | Unanswered:
-        """Return the answer, or why there is none; an answer after this call is late."""
-        with self._lock:
-            phase, self._phase = self._phase, _Phase.GIVEN_UP
-        match phase:
-            case _Phase.ANSWERED:
-                return self._answers[0]
-            case _Phase.ASKED:
-                return Unanswered.HANGS
-            case _:
-                return Unanswered.NOT_BEGUN
-
-
-class PendingQuestions(Generic[Question, Answer]):
-    """The questions of one round to one listener; `ListenerThreads.ask` makes them."""
-
-    def __init__(
-        self,
-        pending: Sequence[_PendingQuestion[Question, Answer]],
-        answered: threading.Semaphore,
-        replace_hung: Callable[[int], None],
-    ) -> None:
-        """Each answer releases `answered`; `replace_hung` gets the number of hanging threads."""
-        self._pending = pending
-        self._answered = answered
-        self._replace_hung = replace_hung
-        self._open = len(pending)
-
-    def wait(self, until_s: float) -> bool:
-        """Wait until the monotonic time `until_s` at the latest; whether all are answered."""
-        while self._open:
-            if not self._answered.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
-                return False
-            self._open -= 1
-        return True
-
-    def answers(self, deadline_s: float) -> list[Answer | Unanswered]:
-        """Wait for the answers, until the monotonic time `deadline_s` at the latest.
-
-        Returns: one entry for each question, in the order of the questions.
-        """
-        self.wait(deadline_s)
-        answers = [question.give_up() for question in self._pending]
-        hung = sum(answer is Unanswered.HANGS for answer in answers)
-        if hung:
-            self._replace_hung(hung)
-        return answers
-
-
 class ListenerThreads(Generic[Question, Answer]):
     """Asks one listener up to `threads` questions at a time; listeners share no threads.
 
@@ -202,6 +110,98 @@ class ListenerThreads(Generic[Question, Answer]):
             return self._call(question)
         except BaseException as error:  # noqa: BLE001 - R81: whatever a listener raises is UNKNOWN
             return self._error_answer(question, error)
+
+
+class PendingQuestions(Generic[Question, Answer]):
+    """The questions of one round to one listener; `ListenerThreads.ask` makes them."""
+
+    def __init__(
+        self,
+        pending: Sequence[_PendingQuestion[Question, Answer]],
+        answered: threading.Semaphore,
+        replace_hung: Callable[[int], None],
+    ) -> None:
+        """Release `answered` for each answer; `replace_hung` gets the number of hanging threads."""
+        self._pending = pending
+        self._answered = answered
+        self._replace_hung = replace_hung
+        self._open = len(pending)
+
+    def wait(self, until_s: float) -> bool:
+        """Wait until the monotonic time `until_s` at the latest; whether all are answered."""
+        while self._open:
+            if not self._answered.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+                return False
+            self._open -= 1
+        return True
+
+    def answers(self, deadline_s: float) -> list[Answer | Unanswered]:
+        """Wait for the answers, until the monotonic time `deadline_s` at the latest.
+
+        Returns: one entry for each question, in the order of the questions.
+        """
+        self.wait(deadline_s)
+        answers = [question.give_up() for question in self._pending]
+        hung = sum(answer is Unanswered.HANGS for answer in answers)
+        if hung:
+            self._replace_hung(hung)
+        return answers
+
+
+class Unanswered(enum.Enum):
+    """Why a question has no answer at the deadline."""
+
+    HANGS = "hangs"
+    NOT_BEGUN = "not begun"
+
+
+class _PendingQuestion(Generic[Question, Answer]):
+    """One question and its answer, shared by the thread that asks and the thread that waits."""
+
+    def __init__(self, question: Question, answered: threading.Semaphore) -> None:
+        self.question = question
+        self._answered = answered
+        self._lock = threading.Lock()
+        self._phase = _Phase.WAITING
+        self._answers: list[Answer] = []
+
+    def begin(self) -> bool:
+        """Tell whether the listener is to be asked; it is not if the question was given up."""
+        with self._lock:
+            is_waiting = self._phase is _Phase.WAITING
+            if is_waiting:
+                self._phase = _Phase.ASKED
+            return is_waiting
+
+    def finish(self, answer: Answer) -> bool:
+        """Keep the answer; false if it came after the deadline."""
+        with self._lock:
+            is_in_time = self._phase is _Phase.ASKED
+            if is_in_time:
+                self._phase = _Phase.ANSWERED
+                self._answers.append(answer)
+        if is_in_time:
+            self._answered.release()
+        return is_in_time
+
+    def give_up(self) -> Answer | Unanswered:
+        """Return the answer, or why there is none; an answer after this call is late."""
+        with self._lock:
+            phase, self._phase = self._phase, _Phase.GIVEN_UP
+        match phase:
+            case _Phase.ANSWERED:
+                return self._answers[0]
+            case _Phase.ASKED:
+                return Unanswered.HANGS
+            case _:
+                return Unanswered.NOT_BEGUN
+
+
+class _Phase(enum.Enum):
+    WAITING = "waiting"
+    ASKED = "asked"
+    ANSWERED = "answered"
+    GIVEN_UP = "given up"
 
 
 def waited(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from txmq.delta.file_rows import in_row_groups
 from txmq.delta.files import DataFile, partition_texts
 from txmq.delta.parquet import NewFile, write_file
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.results import Sum
@@ -45,7 +45,7 @@ def compact(table: Table, target_bytes: int) -> Compacted:
         or doubled, and `maintenance.orphans` removes the files that were written.
     """
     compacted = Compacted()
-    for groups in _of_one_commit(groups_to_compact(table.refresh().files(), target_bytes)):
+    for groups in _of_one_commit(groups_to_compact(table.refresh().files.all(), target_bytes)):
         try:
             # Who is killed keeps what is done so far.
             compacted += _merged_groups(table, groups)
@@ -101,7 +101,7 @@ def _bins(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFil
 
 def _merged_groups(table: Table, groups: Sequence[list[DataFile]]) -> Compacted:
     """Merge these groups in one commit, but for groups of which a file is gone meanwhile."""
-    snapshot = table.refresh().snapshot
+    snapshot = table.refresh().log.snapshot
     # No rule of conflicts sees what was gone before the version that the commit starts from.
     whole = [group for group in groups if all(snapshot.holds(file.path) for file in group)]
     if not whole:
@@ -126,7 +126,7 @@ def _of_one_commit(groups: Iterable[list[DataFile]]) -> Iterator[list[list[DataF
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
     """Write a new file with the rows of all `files`, in their order."""
-    rows = table.each(files, stored_columns(table))
+    rows = table.rows.each(files, stored_columns(table))
     return written_anew(table, _row_groups(rows), files[0].partition)
 
 
@@ -142,7 +142,7 @@ def _together(parts: Sequence[pa.Table]) -> pa.Table:
 
 def stored_columns(table: Table) -> list[str]:
     """Return the columns in the files of a table; a typed topic has more than its schema."""
-    return [name for name in table.columns.names if name not in table.schema.partition_by]
+    return [name for name in table.log.columns.names if name not in table.schema.partition_by]
 
 
 def written_anew(table: Table, rows: Iterable[pa.Table], partition: Mapping[str, Any]) -> NewFile:
@@ -151,9 +151,9 @@ def written_anew(table: Table, rows: Iterable[pa.Table], partition: Mapping[str,
     Memory holds one of the tables; each becomes a row group.
     """
     names = stored_columns(table)
-    schema = pa.schema([table.columns.field(name) for name in names])
+    schema = pa.schema([table.log.columns.field(name) for name in names])
     statistics = table.schema.statistics_columns or names
-    return write_file(rows, schema, table.filesystem, statistics, partition_texts(partition))
+    return write_file(rows, schema, table.folder.filesystem, statistics, partition_texts(partition))
 
 
 def replace_files(table: Table, old: Sequence[DataFile], new: Sequence[NewFile]) -> int:
@@ -163,6 +163,6 @@ def replace_files(table: Table, old: Sequence[DataFile], new: Sequence[NewFile])
         or doubled, and `maintenance.orphans` removes the files that were written.
     """
     reached(FailPoint.FILES_MERGED)
-    version = table.rewrite(old, new)
+    version = table.writer.rewrite(old, new)
     reached(FailPoint.FILES_REPLACED)
     return version

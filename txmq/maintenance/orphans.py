@@ -11,8 +11,8 @@ import pyarrow.fs as pa_fs
 
 from txmq.delta.actions import LOG_FOLDER
 from txmq.delta.folder import rooted_filesystem
-from txmq.delta.log import delete_files, log_files, named_by
-from txmq.delta.storage import Table
+from txmq.delta.log_files import delete_files, log_files, named_by
+from txmq.delta.table import Table
 from txmq.errors import StorageError
 from txmq.store.store import SERVICE_CHECKPOINTS, Store
 from txmq.store.store_clock import CLOCK_FOLDER
@@ -47,26 +47,26 @@ def sweep(table: Table, is_old: IsOld) -> int:
         CommitRefusedError: another writer was first; nothing was deleted.
         StorageError: the folder cannot be listed or the log cannot be read.
     """
-    listed = table.filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
+    listed = table.folder.filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
     written_ms = {info.path: _written_ms(info) for info in listed if _is_file(info)}
     old_ms = {path: ms for path, ms in written_ms.items() if is_old(ms) and not _is_of_log(path)}
     # Listed before the log is read, so that a file that is committed meanwhile is kept.
     orphans_ms = _unnamed(table, old_ms)
     if not orphans_ms:
         return 0
-    table.fence_files(max(orphans_ms.values()))
-    return delete_files(table, _unnamed(table, orphans_ms))
+    table.writer.fence_files(max(orphans_ms.values()))
+    return delete_files(table.folder, _unnamed(table, orphans_ms))
 
 
 def _unnamed(table: Table, written_ms: Mapping[str, int]) -> dict[str, int]:
     """Leave out the files that the newest version or a kept commit names."""
     if not written_ms:
         return {}
-    named = {file.path for file in table.refresh().files()}
-    if lost := table.lost_commits():
+    named = {file.path for file in table.refresh().files.all()}
+    if lost := table.log.lost_commits():
         problem = f"{lost[0]} lost its content, and may have named files that look like leftovers"
         raise StorageError(table.name, f"{problem}; nothing was removed; restore this file")
-    named |= named_by(table, log_files(table).commits_ms)
+    named |= named_by(table.folder, log_files(table.folder).commits_ms)
     return {path: ms for path, ms in written_ms.items() if path not in named}
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from txmq.check.open_transactions import OpenTransactions
 from txmq.delta.files import DataFile
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, StorageError
 from txmq.ground.clock import Clock, affine, milliseconds
 from txmq.ground.fail_points import FailPoint, reached
@@ -132,7 +132,7 @@ class Retention:
         now_ms = self._clock.now_ms()
         return {
             day: files
-            for day, files in _by_day(table.files(), column).items()
+            for day, files in _by_day(table.files.all(), column).items()
             if self._is_over(table, day, files, now_ms)
         }
 
@@ -140,13 +140,13 @@ class Retention:
         """Judge a day by its files in the storage: their writers' clocks may be wrong."""
         if not is_over(day, _NEVER_MS, now_ms, self._reserved_ms):
             return False
-        written_ms = table.written_ms([file.path for file in files]).values()
+        written_ms = table.folder.written_ms([file.path for file in files]).values()
         newest_ms = affine(self._clock).at(max(written_ms, default=_NEVER_MS))
         return is_over(day, newest_ms, now_ms, self._reserved_ms)
 
     def _somebody_lags(self, version: int) -> bool:
         """Tell whether a claim older than half of the reserved time is not published everywhere."""
-        received_ms = self._op.table.commit_times_ms().get(version + 1)
+        received_ms = self._op.table.folder.commit_times_ms().get(version + 1)
         if received_ms is None:
             return version < self._op.table.version
         age_ms = self._clock.now_ms() - affine(self._clock).at(received_ms)
@@ -191,7 +191,7 @@ class Retention:
             # Recorded before rows are removed, so that verify never meets an unexplained gap.
             self._forget_before(max(gone) + timedelta(days=1))
             reached(FailPoint.DAYS_FORGOTTEN)
-            self._half.remove([file for day in gone for file in days[day]])
+            self._half.writer.remove([file for day in gone for file in days[day]])
             reached(FailPoint.HALF_DAYS_REMOVED)
         return tuple(gone)
 
@@ -200,7 +200,7 @@ class Retention:
         ids, is_whole = _readable_ids(self._half, files)
         if not is_whole:
             return False
-        facts = self._settled.rows_of(
+        facts = self._settled.search.rows_of(
             "transaction_id", ids, ("transaction_id", "state", "op_version")
         )
         is_published = pc.and_(
@@ -220,12 +220,12 @@ class Retention:
         gone = [day for day, files in days.items() if self._all_delivered(files, version)]
         if gone:
             self._forget_before(max(gone) + timedelta(days=1), SCHEDULE_FORGOTTEN_BEFORE)
-            self._schedule.table.remove([file for day in gone for file in days[day]])
+            self._schedule.table.writer.remove([file for day in gone for file in days[day]])
             reached(FailPoint.DUE_DAYS_REMOVED)
         return tuple(gone)
 
     def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
-        rows = self._schedule.table.read(files, ("transaction_id", "sequence"))
+        rows = self._schedule.table.rows.read(files, ("transaction_id", "sequence"))
         is_set_aside = pc.is_in(rows["transaction_id"], value_set=self._set_aside())
         if pc.any(is_set_aside, min_count=0).as_py():
             return False
@@ -242,7 +242,7 @@ class Retention:
         """Remove days whose transactions are in none of the logs `before` this one."""
         gone = [day for day, files in days.items() if _is_free(table, files, before)]
         if gone:
-            table.remove([file for day in gone for file in days[day]])
+            table.writer.remove([file for day in gone for file in days[day]])
         return tuple(gone)
 
     def _remove_facts(self, days: dict[date, list[DataFile]]) -> tuple[date, ...]:
@@ -250,7 +250,7 @@ class Retention:
 
         The last fact that is left would be taken for the state of its transaction.
         """
-        files_by_day = _by_day(self._settled.files(), "store_date")
+        files_by_day = _by_day(self._settled.files.all(), "store_date")
         gone: list[date] = []
         for day, files in days.items():
             earlier = [old for at, old in files_by_day.items() if at < day and at not in gone]
@@ -293,7 +293,9 @@ def _readable_ids(table: Table, files: Iterable[DataFile]) -> tuple[pa.Array, bo
     """
     ids, is_whole = pa.array([], pa.string()), True
     for file in files:
-        rows, problem = table.readable(file, partial(table.read, [file], ("transaction_id",)))
+        rows, problem = table.search.readable(
+            file, partial(table.rows.read, [file], ("transaction_id",))
+        )
         if rows is None:
             logger.warning("%s: a day is kept, because of %s", table.name, problem)
             is_whole = False
@@ -309,7 +311,7 @@ def _is_free(table: Table, files: Sequence[DataFile], before: Sequence[Table]) -
 
 
 def _may_hold_any(table: Table, ids: pa.Array) -> bool:
-    rows, unreadable = table.readable_rows_of("transaction_id", ids, ("transaction_id",))
+    rows, unreadable = table.search.readable_rows_of("transaction_id", ids, ("transaction_id",))
     return rows.num_rows > 0 or any(file.covers(ids).any() for file in unreadable)
 
 
@@ -374,7 +376,7 @@ class TopicRetention:
         # A file without statistics is kept, since its newest op version is unknown.
         published = [
             span
-            for span in table.ranges("op_version")
+            for span in table.files.ranges("op_version")
             if span.high is not None and span.high < version
         ]
         files = [span.file for span in published]
@@ -405,12 +407,14 @@ class TopicRetention:
         Publishers of older versions stamped their own time, which may be wrong.
         """
         try:
-            newest = pc.max(table.read([file], ("store_timestamp",))["store_timestamp"]).as_py()
+            newest = pc.max(
+                table.rows.read([file], ("store_timestamp",))["store_timestamp"]
+            ).as_py()
         except (StorageError, OSError) as error:
             # It stays; the files beside it and other topics go on.
             logger.warning("%s: %s cannot be read (%s)", table.name, file.path, error)
             return math.inf
-        written_ms = table.written_ms([file.path]).get(file.path)
+        written_ms = table.folder.written_ms([file.path]).get(file.path)
         if newest is None or written_ms is None:
             return math.inf
         return max(milliseconds(newest), affine(self._clock).at(written_ms))
@@ -418,7 +422,7 @@ class TopicRetention:
 
 def _removed(topic: str, old: _Old) -> int:
     try:
-        old.table.remove(old.files)
+        old.table.writer.remove(old.files)
     except CommitRefusedError:
         # Another maintenance was faster or merged some of the files; the next round sees the rest.
         return 0

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from txmq.delta.log import clean_log, log_files
-from txmq.delta.storage import Table
+from txmq.delta.log_files import clean_log, log_files
+from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError
 from txmq.ground.clock import Clock, affine
 from txmq.ground.handles import ThreadHandle, is_survivable
@@ -123,7 +123,7 @@ class Maintenance:
         now_ms = self._clock.now_ms()
         # A time in the future comes from a clock that was ahead.
         is_quiet = 0 <= now_ms - self._quiet_since_ms.get(path, -QUIET_MS) < QUIET_MS
-        if is_quiet and not table.has_news():
+        if is_quiet and not table.log.has_news():
             return MaintenanceResult()
         result = self._looked_after(path, table)
         if result == MaintenanceResult():
@@ -149,9 +149,12 @@ class Maintenance:
     def _checkpointed(self, table: Table) -> MaintenanceResult:
         """Make a checkpoint if it is due: writers make them too, but a killed writer does not."""
         table.refresh()
-        if log_files(table).since_checkpoint(table.version) < self.store.config.checkpoint_interval:
+        if (
+            log_files(table.folder).since_checkpoint(table.version)
+            < self.store.config.checkpoint_interval
+        ):
             return MaintenanceResult()
-        table.checkpoint()
+        table.writer.checkpoint()
         return MaintenanceResult(checkpoints=1)
 
     def _log_cleaned(self, path: str, table: Table) -> MaintenanceResult:
@@ -169,7 +172,7 @@ class Maintenance:
             if is_topic
             else config.log_reserved_time_s * 1000
         )
-        old = log_files(table).newest_of(self._older_than(reserved_ms))
+        old = log_files(table.folder).newest_of(self._older_than(reserved_ms))
         return min(old, published_up_to(self.store)) if path == "op" else old
 
     def _older_than(self, age_ms: float) -> Callable[[int], bool]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from txmq.errors import InvalidMessageTypeError, InvalidPropertyError, shown
+from txmq.errors import InvalidMessageError, shown
 from txmq.ground.clock import moment_problem
 from txmq.message.message import Message
 
@@ -65,7 +65,7 @@ def cloud_event(  # noqa: PLR0913 - the attributes of the specification
     extensions: Mapping[str, object] | None = None,
     **fields: Any,
 ) -> Message:
-    """A message that is a CloudEvent.
+    """Make a message that is a CloudEvent.
 
     Args:
         topic: the topic of the message.
@@ -81,8 +81,8 @@ def cloud_event(  # noqa: PLR0913 - the attributes of the specification
             datetime.
         fields: fields of Message, such as keys, tags, properties, delay_s.
 
-    Raises: InvalidPropertyError for a value that the specification does not allow,
-        InvalidMessageTypeError for one of another type; the errors of Message.
+    Raises: InvalidMessageError for a value that the specification does not allow; the errors of
+        Message.
 
     Example:
         >>> event = cloud_event("orders", id="7", source="/shop", type="order.paid", data=b"42")
@@ -108,7 +108,7 @@ def cloud_event(  # noqa: PLR0913 - the attributes of the specification
 
 
 def attributes_of(message: Any) -> dict[str, str]:
-    """The CloudEvents attributes of a Message or of a row of a topic; empty if it is no event."""
+    """Return the CloudEvents attributes of a Message or of a topic's row; empty without any."""
     attributes = {
         name.removeprefix(PREFIX): value
         for name, value in properties_of(message).items()
@@ -120,28 +120,25 @@ def attributes_of(message: Any) -> dict[str, str]:
 
 
 def properties_of(message: Any) -> dict[str, str]:
-    """The properties of a Message or of a row: Spark's Row, a mapping, pairs as Arrow has them."""
-    if isinstance(message, Mapping) or hasattr(message, "asDict"):
-        given = message["properties"]
-    else:
-        given = message.properties
-    return dict(given or {})
+    """Return the properties of a Message or of a row: Spark's Row, a mapping, pairs as in Arrow."""
+    is_row = isinstance(message, Mapping) or hasattr(message, "asDict")
+    return dict((message["properties"] if is_row else message.properties) or {})
 
 
 # --- attributes -----------------------------------------------------------------------------------
 
 
-def _mapping(name: str, given: object) -> Mapping[Any, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidMessageTypeError(name, f"must be a mapping, not {type(given).__name__}")
-    return given or {}
+def _mapping(name: str, value: object) -> Mapping[Any, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidMessageError(name, f"must be a mapping, not {type(value).__name__}")
+    return value or {}
 
 
 def _without_prefix(properties: Mapping[Any, Any]) -> dict[str, str]:
     for name in properties:
         if isinstance(name, str) and name.startswith(PREFIX):
             problem = f"{shown(name)} would be an attribute; pass it in extensions"
-            raise InvalidPropertyError("property", problem)
+            raise InvalidMessageError("property", problem)
     return dict(properties)
 
 
@@ -152,22 +149,20 @@ def _stored(attributes: Mapping[str, str]) -> dict[str, str]:
 def _extensions(extensions: Mapping[Any, object]) -> dict[str, str]:
     for name in extensions:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InvalidPropertyError(
+            raise InvalidMessageError(
                 "CloudEvents extension", f"{shown(name)} must be small letters and digits"
             )
         if name in _RESERVED_NAMES:
             problem = f"{shown(name)} is a name of CloudEvents itself; pass it as an argument"
-            raise InvalidPropertyError("CloudEvents extension", problem)
+            raise InvalidMessageError("CloudEvents extension", problem)
     return {name: _checked(name, value, _extension) for name, value in extensions.items()}
 
 
 def _checked(name: str, value: object, read: Callable[[object], str]) -> str:
     try:
         return read(value)
-    except TypeError as error:
-        raise InvalidMessageTypeError(f"CloudEvents {name}", str(error)) from None
-    except ValueError as error:
-        raise InvalidPropertyError(f"CloudEvents {name}", str(error)) from None
+    except (TypeError, ValueError) as error:
+        raise InvalidMessageError(f"CloudEvents {name}", str(error)) from None
 
 
 def _text(value: object) -> str:
@@ -211,14 +206,14 @@ def _moment(value: object) -> str:
 
 
 def _moment_text(value: datetime) -> str:
-    wrong = moment_problem(value)
-    if wrong is not None:
-        raise ValueError(wrong)
+    problem = moment_problem(value)
+    if problem is not None:
+        raise ValueError(problem)
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _extension(value: object) -> str:
-    """The text form that the specification gives a value of its types."""
+    """Return the text form that the specification gives a value of its types."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

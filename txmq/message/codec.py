@@ -1,4 +1,7 @@
-"""AES-256-GCM for bodies, with a ring of keys: `pip install txmq[encryption]`."""
+"""Bodies as they are stored: encoded by the user's codec, or erased.
+
+AES-256-GCM with a ring of keys is a codec of txmq: `pip install txmq[encryption]`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import BodyCodecError, ConfigError, EnvironmentProblemError, MessageTooLargeError
-from txmq.ground.columns import Flags
+from txmq.ground.columns import Flags, whole
 from txmq.message.ids import message_id
 from txmq.message.message import Message, stored_with
 from txmq.message.names import ORIGIN_MESSAGE_ID, is_group_topic
@@ -24,59 +27,19 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 
-# --- erased:
-
 ERASED = "__txmq_erased"
+CONTENT = ("tags", "keys", "body", "properties", "sharding_key")
 # The same in every table, so that a copy is equal to its half.
 _LEFT: Mapping[str, Any] = {"body": b"", "properties": [(ERASED, "true")]}
-CONTENT = ("tags", "keys", "body", "properties", "sharding_key")
-
-
-def erased(rows: pa.Table, chosen: Flags, columns: Sequence[str] = CONTENT) -> pa.Table:
-    """The rows, of which the chosen ones keep nothing in `columns`, which may have any type."""
-    count = rows.num_rows
-    sources = pa.array(np.where(chosen, count, np.arange(count)))
-    for name in columns:
-        place, field = rows.schema.get_field_index(name), rows.schema.field(name)
-        left = pa.array([_LEFT.get(name)], field.type)
-        values = pa.concat_arrays([_whole(rows[name]), left]).take(sources)
-        rows = rows.set_column(place, field, values)
-    return rows
-
-
-def are_erased(properties: pa.ChunkedArray | pa.Array) -> Flags | None:
-    """Which rows are erased, by their column `properties`; None where none is."""
-    column = _whole(properties)
-    # Of a slice these are the names of all rows; most rows have few properties.
-    if not len(column) or pc.index(column.keys, ERASED).as_py() < 0:
-        return None
-    marks = pc.map_lookup(column, pa.scalar(ERASED), "first")
-    flags: Flags = pc.is_valid(marks).to_numpy(zero_copy_only=False)
-    return flags if flags.any() else None
-
-
-def without_erased(rows: pa.Table) -> pa.Table:
-    """The rows that are not erased; they have a column `properties`."""
-    flags = are_erased(rows["properties"])
-    return rows if flags is None else rows.filter(pa.array(~flags))
-
-
-def is_erased(properties: Any) -> bool:
-    """Whether a row is erased, by its properties as a mapping or as pairs."""
-    return ERASED in dict(properties or ())
-
-
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-# --- body_codec:
-
 # Users cannot set these. A body without a key is stored as it was sent.
 BODY_KEY_ID, BODY_MESSAGE_ID = "__txmq_body_key", "__txmq_body_of"
 BODY_TOPIC = "__txmq_body_topic"
 BODY_MARKS = frozenset([BODY_KEY_ID, BODY_MESSAGE_ID, BODY_TOPIC])
 MAX_KEY_ID_CHARACTERS = 64
+KEY_BYTES = 32
+_FORMAT = b"\x01"
+_NONCE_BYTES, _TAG_BYTES = 12, 16
+_FRONT_BYTES = len(_FORMAT) + _NONCE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,46 +70,16 @@ class BodyCodec(Protocol):
         ...
 
     def encode(self, body: bytes, context: BodyContext) -> bytes:
-        """The bytes to store. An error refuses the send; its text is not shown."""
+        """Return the bytes to store. An error refuses the send; its text is not shown."""
         ...
 
     def decode(self, stored: bytes, context: BodyContext) -> bytes:
-        """The body. Raises: BodyCodecError, or anything else, where it cannot be had."""
+        """Return the body. Raises: BodyCodecError, or anything else, if it cannot be had."""
         ...
 
 
-def checked_codec(codec: object) -> Any:
-    """A codec with all its methods, or None. Raises: ConfigError."""
-    if codec is None:
-        return None
-    missing = [name for name in ("encode", "decode") if not callable(getattr(codec, name, None))]
-    if missing or not hasattr(codec, "key_id"):
-        problem = f"body_codec: {type(codec).__name__} is no BodyCodec"
-        raise ConfigError([f"{problem}; it needs key_id, encode and decode"])
-    return codec
-
-
-class EncodedOnly:
-    """A codec for readers that take nothing else than what a codec has encoded."""
-
-    def __init__(self, codec: BodyCodec) -> None:
-        """`codec` decodes."""
-        self.key_id, self.encode, self.decode = codec.key_id, codec.encode, codec.decode
-
-
-def reading_codec(codec: object, *, requires_encoded: bool) -> Any:
-    """What decodes for a reader; None where nothing does.
-
-    Raises: ConfigError for what is no codec, and where one is required and none is there.
-    """
-    checked = checked_codec(codec)
-    if requires_encoded and checked is None:
-        raise ConfigError(["require_encoded: needs a body_codec, which decodes the bodies"])
-    return EncodedOnly(checked) if requires_encoded else checked
-
-
 def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: int) -> Message:
-    """The message with its stored body, and the id of its key among its properties.
+    """Return the message with its stored body, and the id of its key among its properties.
 
     Raises: BodyCodecError where the codec fails, or gives no bytes.
     """
@@ -157,14 +90,8 @@ def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: i
     return stored_with(message, body=stored, properties={**message.properties, **marks})
 
 
-def check_stored_size(message: Message, max_bytes: int) -> None:
-    """Raise MessageTooLargeError where the encoded body is above the limit of the store."""
-    if len(message.body) > max_bytes:
-        raise MessageTooLargeError("encoded body bytes", len(message.body), max_bytes)
-
-
 def decoded(row: Mapping[str, Any], codec: BodyCodec) -> bytes:
-    """The body of a stored row with topic, message_id, body and properties.
+    """Return the body of a stored row with topic, message_id, body and properties.
 
     Raises: BodyCodecError.
     """
@@ -186,7 +113,7 @@ def _plain(row: Mapping[str, Any], codec: BodyCodec) -> bytes:
 
 
 def _context_of(topic: str, own_id: str, properties: Mapping[str, str], key_id: str) -> BodyContext:
-    """That of the message as it was first sent.
+    """Return the context of the message as it was first sent.
 
     A body of another message is read only where a message says that it is a retry, a dead letter or
     a replay. A replay or a dead letter that fails again names itself as its origin, so the first
@@ -199,7 +126,7 @@ def _context_of(topic: str, own_id: str, properties: Mapping[str, str], key_id: 
 
 
 def _called(work: Any, content: bytes, context: BodyContext, what: str) -> bytes:
-    """What the user's code gives; of its errors only the type is shown, for texts may be secret."""
+    """Call the user's code; of its errors show the type alone, for texts may be secret."""
     try:
         result = work(content, context)
     except BodyCodecError:
@@ -213,8 +140,44 @@ def _called(work: Any, content: bytes, context: BodyContext, what: str) -> bytes
     return result
 
 
+def check_stored_size(message: Message, max_bytes: int) -> None:
+    """Raise MessageTooLargeError where the encoded body is above the limit of the store."""
+    if len(message.body) > max_bytes:
+        raise MessageTooLargeError("encoded body bytes", len(message.body), max_bytes)
+
+
+def checked_codec(codec: object) -> Any:
+    """Return a codec with all its methods, or None. Raises: ConfigError."""
+    if codec is None:
+        return None
+    missing = [name for name in ("encode", "decode") if not callable(getattr(codec, name, None))]
+    if missing or not hasattr(codec, "key_id"):
+        problem = f"body_codec: {type(codec).__name__} is no BodyCodec"
+        raise ConfigError([f"{problem}; it needs key_id, encode and decode"])
+    return codec
+
+
+def reading_codec(codec: object, *, requires_encoded: bool) -> Any:
+    """Return what decodes for a reader; None if nothing does.
+
+    Raises: ConfigError for what is no codec, and where one is required and none is there.
+    """
+    checked = checked_codec(codec)
+    if requires_encoded and checked is None:
+        raise ConfigError(["require_encoded: needs a body_codec, which decodes the bodies"])
+    return EncodedOnly(checked) if requires_encoded else checked
+
+
+class EncodedOnly:
+    """A codec for readers that take nothing else than what a codec has encoded."""
+
+    def __init__(self, codec: BodyCodec) -> None:
+        """Decode by `codec`."""
+        self.key_id, self.encode, self.decode = codec.key_id, codec.encode, codec.decode
+
+
 def key_id_problem(key_id: object) -> str | None:
-    """What the id of a key must be; None where it is that."""
+    """Say what the id of a key must be; None if it is that."""
     is_text = isinstance(key_id, str) and key_id.isascii() and key_id.isprintable()
     if is_text and str(key_id).strip() and len(str(key_id)) <= MAX_KEY_ID_CHARACTERS:
         return None
@@ -227,12 +190,7 @@ def _checked_key_id(key_id: object) -> str:
     return str(key_id)
 
 
-# --- encryption:
-
-KEY_BYTES = 32
-_FORMAT = b"\x01"
-_NONCE_BYTES, _TAG_BYTES = 12, 16
-_FRONT_BYTES = len(_FORMAT) + _NONCE_BYTES
+# --- encryption -----------------------------------------------------------------------------------
 
 
 class AesGcmCodec:
@@ -272,7 +230,7 @@ class AesGcmCodec:
         self.key_id = list(keys)[-1]
 
     def __repr__(self) -> str:
-        """The ids of the keys; never a key."""
+        """Show the ids of the keys; never a key."""
         return f"AesGcmCodec(key_ids={list(self._ciphers)})"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -280,7 +238,7 @@ class AesGcmCodec:
         raise TypeError("an AesGcmCodec holds keys and is not pickled; make it in each process")
 
     def encode(self, body: bytes, context: BodyContext) -> bytes:
-        """The encrypted body. Raises: BodyCodecError for a key that is not in the ring."""
+        """Encrypt a body. Raises: BodyCodecError for a key that is not in the ring."""
         cipher, bound = self._cipher(context, "encoded"), _bound(context)
         digest = hmac.new(self._nonce_keys[context.key_id], bound, hashlib.sha256)
         digest.update(body)
@@ -288,7 +246,7 @@ class AesGcmCodec:
         return _FORMAT + nonce + cipher.encrypt(nonce, body, bound)
 
     def decode(self, stored: bytes, context: BodyContext) -> bytes:
-        """The body. Raises: BodyCodecError for a key that is gone, and for bytes that changed."""
+        """Decrypt a body. Raises: BodyCodecError if the key is gone, or bytes changed."""
         from cryptography.exceptions import InvalidTag
 
         cipher = self._cipher(context, "decoded")
@@ -320,13 +278,13 @@ def _cipher() -> type[AESGCM]:
 
 
 def _bound(context: BodyContext) -> bytes:
-    """What is authenticated beside the body; lengths keep neighbours apart."""
-    parts = [text.encode() for text in (context.topic, context.message_id, context.key_id)]
-    return b"txmq-body-1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    """Return what is authenticated beside the body; lengths keep neighbours apart."""
+    texts = [text.encode() for text in (context.topic, context.message_id, context.key_id)]
+    return b"txmq-body-1" + b"".join(len(text).to_bytes(4, "big") + text for text in texts)
 
 
 def _derived(key: bytes) -> bytes:
-    """A key of its own for nonces: no key serves two purposes."""
+    """Derive a key of its own for nonces: no key serves two purposes."""
     return hmac.new(key, b"txmq-body-nonce-1", hashlib.sha256).digest()
 
 
@@ -340,3 +298,40 @@ def _faults(keys: Any) -> list[str]:
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
             faults.append(f"keys: key {place} must be {KEY_BYTES} bytes")
     return faults
+
+
+# --- erased messages ------------------------------------------------------------------------------
+
+
+def erased(rows: pa.Table, chosen: Flags, columns: Sequence[str] = CONTENT) -> pa.Table:
+    """Return rows of which the chosen ones keep nothing in `columns`, which may have any type."""
+    count = rows.num_rows
+    sources = pa.array(np.where(chosen, count, np.arange(count)))
+    for name in columns:
+        place, field = rows.schema.get_field_index(name), rows.schema.field(name)
+        left = pa.array([_LEFT.get(name)], field.type)
+        values = pa.concat_arrays([whole(rows[name]), left]).take(sources)
+        rows = rows.set_column(place, field, values)
+    return rows
+
+
+def are_erased(properties: pa.ChunkedArray | pa.Array) -> Flags | None:
+    """Tell which rows are erased, by their column `properties`; None if none is."""
+    column = whole(properties)
+    # Of a slice these are the names of all rows; most rows have few properties.
+    if not len(column) or pc.index(column.keys, ERASED).as_py() < 0:
+        return None
+    marks = pc.map_lookup(column, pa.scalar(ERASED), "first")
+    flags: Flags = pc.is_valid(marks).to_numpy(zero_copy_only=False)
+    return flags if flags.any() else None
+
+
+def without_erased(rows: pa.Table) -> pa.Table:
+    """Return the rows that are not erased; they have a column `properties`."""
+    flags = are_erased(rows["properties"])
+    return rows if flags is None else rows.filter(pa.array(~flags))
+
+
+def is_erased(properties: Any) -> bool:
+    """Tell whether a row is erased, by its properties as a mapping or as pairs."""
+    return ERASED in dict(properties or ())

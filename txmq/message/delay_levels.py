@@ -42,7 +42,7 @@ class DelayLevel(enum.IntEnum):
 
 
 def level_seconds(table: str) -> tuple[int, ...]:
-    """The delays of a table such as `1s 5s 1m 2h 1d`, in seconds, level 1 first.
+    """Return the delays of a table such as `1s 5s 1m 2h 1d`, in seconds, level 1 first.
 
     Raises: ValueError if the table is empty, or holds a text that is not a level.
     """
@@ -54,7 +54,7 @@ def level_seconds(table: str) -> tuple[int, ...]:
 
 
 def delay_s_of(level: int, levels: tuple[int, ...]) -> int | None:
-    """The delay of a level; None for level 0; a level above the last counts as the last (R97)."""
+    """Return the delay of a level; None for level 0; a level above the last is the last (R97)."""
     return levels[min(level, len(levels)) - 1] if level else None
 
 

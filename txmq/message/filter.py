@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import InvalidFilterError, InvalidFilterTypeError
+from txmq.errors import InvalidFilterError
+from txmq.ground.columns import whole
 from txmq.ground.sessions import spark_room
 from txmq.message.conditions import (
     AllOf,
@@ -73,7 +74,7 @@ class MessageFilter:
 
     @classmethod
     def tags(cls, text: str) -> MessageFilter:
-        """`*`, `A` or `A || B`: by exact text (R105). Raises: InvalidFilterError."""
+        """Parse `*`, `A` or `A || B`: by exact text (R105). Raises: InvalidFilterError."""
         tags = _parsed_tags(_checked(text))
         if not tags:
             return cls(ALL, Always(value=True))
@@ -81,7 +82,7 @@ class MessageFilter:
 
     @classmethod
     def sql(cls, expression: str) -> MessageFilter:
-        """SQL92 over properties: = <> > >= < <= BETWEEN IN IS NULL AND OR NOT and parentheses.
+        """Parse SQL92 over properties: = <> > >= < <= BETWEEN IN IS NULL AND OR NOT and brackets.
 
         A property is compared with a number, a 'text', TRUE or FALSE; TAGS is the message's tag.
         Write names that are not plain words in double quotes: `"order-id"`. The first call loads
@@ -98,17 +99,17 @@ class MessageFilter:
         return self.condition == Always(value=True)
 
     def mask(self, rows: pa.Table) -> pa.Array:
-        """Whether each row is wanted, never null; reads `tags` and `properties`."""
+        """Tell for each row whether it is wanted, never null; reads `tags` and `properties`."""
         return pc.fill_null(_ArrowMask(rows).of(self.condition), False)  # noqa: FBT003
 
     def column(self) -> Column:
-        """The mask as a Spark column, never null; made of functions, so Spark parses no text."""
+        """Return the mask as a Spark column, never null, of functions: Spark parses no text."""
         column: Column = spark_room().column_of(self.condition)
         return column
 
 
 def parse_filter(text: str | MessageFilter) -> MessageFilter:
-    """The filter of a text: tags (`*`, `A`, `A || B`), or `sql:` and an SQL expression.
+    """Parse a filter: tags (`*`, `A`, `A || B`), or `sql:` and an SQL expression.
 
     Raises: InvalidFilterError with the position of the fault.
 
@@ -131,15 +132,15 @@ def parse_filter(text: str | MessageFilter) -> MessageFilter:
         raise InvalidFilterError(text, error.problem, error.position + skipped) from None
 
 
-def _text(given: object) -> str:
-    if not isinstance(given, str):
-        raise InvalidFilterTypeError(given, f"must be a str, not {type(given).__name__}", 0)
-    return given
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidFilterError(value, f"must be a str, not {type(value).__name__}", 0)
+    return value
 
 
-def _checked(given: object) -> str:
-    """A text that is short enough to read and can be encoded."""
-    text = _text(given)
+def _checked(value: object) -> str:
+    """Return a text that is short enough to read and can be encoded."""
+    text = _text(value)
     if len(text) > MAX_FILTER_CHARACTERS:
         problem = f"is {len(text):,} characters long, the limit is {MAX_FILTER_CHARACTERS:,}"
         raise InvalidFilterError(text, problem, MAX_FILTER_CHARACTERS)
@@ -155,7 +156,7 @@ def _checked(given: object) -> str:
 
 
 def _parsed_tags(text: str) -> tuple[str, ...]:
-    """The tags of `A || B`, each once; none for `*`."""
+    """Return the tags of `A || B`, each once; none for `*`."""
     control = _CONTROL.search(text)
     if control:
         raise InvalidFilterError(text, "must not hold control characters", control.start())
@@ -166,8 +167,8 @@ def _parsed_tags(text: str) -> tuple[str, ...]:
 
 def _tags(text: str) -> Iterator[str]:
     position = 0
-    for part in text.split(_OR):
-        tag = part.strip()
+    for alternative in text.split(_OR):
+        tag = alternative.strip()
         if not tag:
             raise InvalidFilterError(text, "has an empty part; write * for all tags", position)
         if tag == ALL:
@@ -175,7 +176,7 @@ def _tags(text: str) -> Iterator[str]:
         if "|" in tag:
             raise InvalidFilterError(text, "has a single |; write || between tags", position)
         yield tag
-        position += len(part) + len(_OR)
+        position += len(alternative) + len(_OR)
 
 
 # --- Arrow ----------------------------------------------------------------------------------------
@@ -231,13 +232,9 @@ class _ArrowMask:
 
 def _texts(rows: pa.Table, name: str) -> pa.Array:
     if name == TAGS:
-        return _whole(rows["tags"])
+        return whole(rows["tags"])
     # Of two entries with one name Spark takes the first too.
-    return pc.map_lookup(_whole(rows["properties"]), pa.scalar(name), "first")
-
-
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pc.map_lookup(whole(rows["properties"]), pa.scalar(name), "first")
 
 
 def _numbers(texts: pa.Array) -> pa.Array:

@@ -77,7 +77,7 @@ _EQUALITIES = (Comparison.EQUAL, Comparison.NOT_EQUAL)
 
 
 def parsed_sql(expression: str) -> Condition:
-    """The condition of an expression; takes time and memory in proportion to its length.
+    """Parse an expression, in time and memory in proportion to its length.
 
     Raises: InvalidFilterError at the first fault of syntax; if there is none, at the first number
         that is too large, order of TRUE and FALSE, or limit that is exceeded.
@@ -127,7 +127,7 @@ class _Conditions:
         self._depth = self._comparisons = 0
 
     def of(self, tree: Tree[Token]) -> Any:
-        """The condition, or the literal, of a part of the syntax tree."""
+        """Return the condition, or the literal, of a part of the syntax tree."""
         return getattr(self, tree.data)(*tree.children)
 
     # --- terms --------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def _negated_if(negated: Token | None, condition: Condition) -> Condition:
 
 
 def _one_of(name: str, literals: Iterable[Literal]) -> Condition:
-    """All texts are one test; numbers and booleans are compared one by one."""
+    """Compare with all texts by one test, and with numbers and booleans one by one."""
     several = list(literals)
     texts = tuple(dict.fromkeys(text for text in several if isinstance(text, str)))
     terms: list[Condition] = [IsOneOf(name, texts)] if texts else []

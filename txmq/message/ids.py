@@ -12,12 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import (
-    InvalidMessageError,
-    InvalidMessageTypeError,
-    MessageIdError,
-    TransactionNotFoundError,
-)
+from txmq.errors import InvalidMessageError, MessageIdError, TransactionNotFoundError
 from txmq.ground.clock import milliseconds, moment_problem
 from txmq.ground.random_names import random_bits
 from txmq.message.message import MAX_FIELD_BYTES
@@ -46,7 +41,7 @@ class IdempotencyKey:
     time_ms: int
 
     def transaction_id(self, producer_group: str, attempt: int) -> str:
-        """The id of one attempt; the next attempt begins only after a rollback."""
+        """Return the id of one attempt; the next attempt begins only after a rollback."""
         return keyed_transaction_id(producer_group, self.key, self.time_ms, attempt)
 
 
@@ -60,7 +55,7 @@ def checked_key(key: object, moment: object, *, now_ms: int, reserved_s: float) 
         now_ms: the time of the producer's clock.
         reserved_s: the retention of the store, `file_reserved_time_h`.
 
-    Raises: InvalidMessageTypeError, InvalidMessageError.
+    Raises: InvalidMessageError.
     """
     return IdempotencyKey(_checked_name(key), _checked_time_ms(moment, now_ms, reserved_s))
 
@@ -68,7 +63,7 @@ def checked_key(key: object, moment: object, *, now_ms: int, reserved_s: float) 
 def _checked_name(key: object) -> str:
     if not isinstance(key, str):
         problem = f"must be a str, not {type(key).__name__}"
-        raise InvalidMessageTypeError("idempotency_key", problem)
+        raise InvalidMessageError("idempotency_key", problem)
     if not key.strip() or len(key.encode("utf-8", "replace")) > MAX_FIELD_BYTES:
         problem = f"must not be blank, and not longer than {MAX_FIELD_BYTES:,} bytes"
         raise InvalidMessageError("idempotency_key", problem)
@@ -83,10 +78,10 @@ def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
             "must be a datetime with a time zone, the same in every retry, such as the hour of a"
             " batch"
         )
-        raise InvalidMessageTypeError("key_timestamp", problem)
-    wrong = moment_problem(moment)
-    if wrong is not None:
-        raise InvalidMessageError("key_timestamp", wrong)
+        raise InvalidMessageError("key_timestamp", problem)
+    time_problem = moment_problem(moment)
+    if time_problem is not None:
+        raise InvalidMessageError("key_timestamp", time_problem)
     time_ms = milliseconds(moment)
     if time_ms > now_ms + MAX_AHEAD_S * 1000:
         raise InvalidMessageError("key_timestamp", "is in the future; give the time of the work")
@@ -98,17 +93,17 @@ def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
 
 
 def new_transaction_id(now_ms: int) -> str:
-    """A new UUIDv7; it sorts by time, so file statistics prune."""
+    """Make a new UUIDv7; it sorts by time, so file statistics prune."""
     return _uuid7(now_ms, random_bits(_RANDOM_BITS))
 
 
 def first_transaction_id(time_ms: int) -> str:
-    """The smallest id of a time; the ids of earlier times are smaller."""
+    """Return the smallest id of a time; the ids of earlier times are smaller."""
     return _uuid7(max(time_ms, 0), 0)
 
 
 def keyed_transaction_id(producer_group: str, key: str, key_time_ms: int, attempt: int) -> str:
-    """The id that every retry of a job computes: the key's time, then a hash of the arguments."""
+    """Compute the id of every retry of a job: the key's time, then a hash of the arguments."""
     digest = hashlib.sha256("\n".join([producer_group, key, str(attempt)]).encode()).digest()
     return _uuid7(key_time_ms, int.from_bytes(digest[:10], "big") >> (80 - _RANDOM_BITS))
 
@@ -128,12 +123,12 @@ def check_transaction_id(transaction_id: object) -> str:
 
 
 def transaction_time_ms(transaction_id: str) -> int:
-    """The time of an id, in milliseconds since 1970-01-01 UTC."""
+    """Return the time of an id, in milliseconds since 1970-01-01 UTC."""
     return int(transaction_id[:8] + transaction_id[9:13], 16)
 
 
 def transaction_times_ms(transaction_ids: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """`transaction_time_ms` of many ids; 0 for a text that cannot be one."""
+    """Return `transaction_time_ms` of many ids; 0 for a text that cannot be one."""
     texts = pc.cast(transaction_ids.combine_chunks(), pa.binary())
     is_id = pc.equal(pc.binary_length(texts), _ID_BYTES)
     fixed = pc.cast(pc.if_else(is_id, texts, bytes(_ID_BYTES)), pa.binary(_ID_BYTES))
@@ -143,12 +138,12 @@ def transaction_times_ms(transaction_ids: pa.ChunkedArray) -> npt.NDArray[np.int
 
 
 def message_id(transaction_id: str, sequence: int) -> str:
-    """The id of a message: its transaction and its sequence in the transaction."""
+    """Return the id of a message: its transaction and its sequence in the transaction."""
     return f"{transaction_id}:{sequence}"
 
 
 def message_address(message_id: object) -> tuple[str, int]:
-    """The transaction and the sequence of a message_id.
+    """Return the transaction and the sequence of a message_id.
 
     Raises: MessageIdError if it cannot be the id of a message.
     """

@@ -25,7 +25,7 @@ ADAPTERS_KEPT = 256
 
 
 def json_body(value: object) -> bytes:
-    """A value as the bytes of a body: JSON in UTF-8, without spaces, keys in their own order.
+    """Return a value as a body: JSON in UTF-8, without spaces, keys in their own order.
 
     The same value gives the same bytes, so a retry with an idempotency key may make them again.
     Keys that are numbers, dates or the like become texts.
@@ -52,7 +52,7 @@ def json_body(value: object) -> bytes:
 
 
 def _plain(value: object) -> Any:
-    """The value of dicts with texts as keys, lists, texts and numbers."""
+    """Convert a value to dicts with texts as keys, lists, texts and numbers."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (list, tuple)):
@@ -66,7 +66,7 @@ def _plain(value: object) -> Any:
 
 
 def _key(key: object) -> str:
-    """The text of a key. Raises: ValueError for NaN."""
+    """Return the text of a key. Raises: ValueError for NaN."""
     if isinstance(key, str):
         return key
     if key is None or isinstance(key, (int, float)):
@@ -79,7 +79,7 @@ def _key(key: object) -> str:
 
 
 def _texts(keys: Iterable[Any]) -> list[str]:
-    """The texts of the keys of a dict as pydantic writes them; of equal ones there is one."""
+    """Return the keys of a dict as pydantic writes them; of equal texts there is one."""
     return list(_by_pydantic(dict.fromkeys(keys)))
 
 
@@ -122,12 +122,12 @@ def _check_dumped(value: object) -> None:
         value = value.values()
     elif not isinstance(value, (list, tuple, deque)):
         return
-    for part in value:
-        _check_dumped(part)
+    for item in value:
+        _check_dumped(item)
 
 
 def parsed_json(body: bytes, message_id: str, model: type[Any] | None = None) -> Any:
-    """The value of a body in JSON.
+    """Return the value of a body in JSON.
 
     Args:
         body: JSON in UTF-8.
@@ -148,9 +148,9 @@ def parsed_json(body: bytes, message_id: str, model: type[Any] | None = None) ->
         return adapter.validate_json(body)
     except ValidationError as error:
         faults = error.errors(include_input=False, include_context=False, include_url=False)
-        told = "; ".join(_told(fault) for fault in faults[:FAULTS_SHOWN])
+        problems = "; ".join(map(_problem, faults[:FAULTS_SHOWN]))
         raise InvalidBodyError(
-            "body", f"of {shown(message_id)} is no {_name(model)}: {told}"
+            "body", f"of {shown(message_id)} is no {_name(model)}: {problems}"
         ) from None
 
 
@@ -163,14 +163,14 @@ def _parsed(body: bytes, message_id: str) -> Any:
         raise InvalidBodyError("body", problem) from None
 
 
-def _told(fault: Mapping[str, Any]) -> str:
-    """Where a fault is and of which kind; the text of pydantic may quote the body."""
-    place = ".".join(str(part) for part in fault["loc"])
+def _problem(fault: Mapping[str, Any]) -> str:
+    """Tell where a fault is and of which kind; the text of pydantic may quote the body."""
+    place = ".".join(map(str, fault["loc"]))
     return f"{place} ({fault['type']})" if place else str(fault["type"])
 
 
 def adapter_of(model: type[Any]) -> TypeAdapter[Any]:
-    """What reads and writes values of a type; it is made once for each type.
+    """Return what reads and writes values of a type; it is made once for each type.
 
     Raises: EnvironmentProblemError without pydantic; ConfigError for a type that it refuses.
     """

@@ -12,6 +12,9 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+CONFLICT = "CONFLICT"
+MISSING = "MISSING"
+
 
 class ClaimKind(enum.StrEnum):
     """The request in a row of the op log."""
@@ -59,8 +62,10 @@ class DeliveryState(enum.StrEnum):
 FINAL_STATES = frozenset(
     {TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.EXPIRED}
 )
-CONFLICT = "CONFLICT"
-MISSING = "MISSING"
+DELIVERY_STATES = {
+    ClaimKind.DELIVER: DeliveryState.DELIVERED,
+    ClaimKind.RECALL: DeliveryState.RECALLED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +128,22 @@ class Fact:
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class DeliveryFact:
+    """A claim about delayed messages, and the messages for which it took effect."""
+
+    claim: Claim
+    state: DeliveryState
+    sequences: tuple[int, ...]
+
+
 PENDING = Standing()
-
-
-def order_of(claim: Claim) -> tuple[int, int, str]:
-    """Sort key of claims: commit, place in the commit, then all fields, so that readers agree."""
-    return claim.op_version, claim.ordinal, repr(claim)
 
 
 def fold(
     claims: Iterable[Claim], halves: Halves, standing: Standing = PENDING
 ) -> tuple[Standing, tuple[Fact, ...]]:
-    """The standing of a transaction after `claims`, and the facts: the claims that took effect.
+    """Return the standing of a transaction after `claims`, and the facts: claims that took effect.
 
     A claim of another group and a claim that does not fit the state have no effect (R37, R38).
     """
@@ -149,7 +158,7 @@ def fold(
 
 
 def step(standing: Standing, claim: Claim, halves: Halves) -> tuple[Standing, Fact | None]:
-    """The standing after a claim of the right group, and its fact if the claim took effect."""
+    """Return the standing after a claim of the right group, and its fact if it took effect."""
     if claim.kind is ClaimKind.UNKNOWN:
         return _count_check(standing, claim), None
     state = next_state(standing, claim, halves)
@@ -164,7 +173,7 @@ def step(standing: Standing, claim: Claim, halves: Halves) -> tuple[Standing, Fa
 
 
 def next_state(standing: Standing, claim: Claim, halves: Halves) -> TransactionState | None:
-    """The state machine: the state that a claim leads to, or None where it does not fit."""
+    """Return the state that a claim leads to, or None if it does not fit: the state machine."""
     states = TransactionState
     this_life, next_life = claim.life == standing.life, claim.life == standing.life + 1
     match standing.state, claim.kind:
@@ -182,7 +191,7 @@ def next_state(standing: Standing, claim: Claim, halves: Halves) -> TransactionS
 
 
 def _count_check(standing: Standing, claim: Claim) -> Standing:
-    """Checks count by their number, so a row that was written twice counts once."""
+    """Count a check by its number, so a row that was written twice counts once."""
     times, due_ms = claim.check_times or 0, claim.next_check_timestamp_ms
     if standing.state is not TransactionState.PENDING or claim.life != standing.life:
         return standing
@@ -194,28 +203,13 @@ def _count_check(standing: Standing, claim: Claim) -> Standing:
     return replace(standing, check_times=times, next_check_timestamp_ms=due_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryFact:
-    """A claim about delayed messages, and the messages for which it took effect."""
-
-    claim: Claim
-    state: DeliveryState
-    sequences: tuple[int, ...]
-
-
-DELIVERY_STATES = {
-    ClaimKind.DELIVER: DeliveryState.DELIVERED,
-    ClaimKind.RECALL: DeliveryState.RECALLED,
-}
-
-
 def fold_deliveries(
     claims: Iterable[Claim],
     committed: Claim,
     scheduled: Collection[int],
     ended: Mapping[int, DeliveryState],
 ) -> tuple[dict[int, DeliveryState], tuple[DeliveryFact, ...]]:
-    """The states of the delayed messages of one committed transaction after `claims`.
+    """Return the states of the delayed messages of one committed transaction after `claims`.
 
     For each message the first claim about it counts.
 
@@ -246,8 +240,13 @@ def _is_after(claim: Claim, committed: Claim) -> bool:
     return (claim.op_version, claim.ordinal) > (committed.op_version, committed.ordinal)
 
 
+def order_of(claim: Claim) -> tuple[int, int, str]:
+    """Return a sort key of claims: commit, place in it, then all fields, so that readers agree."""
+    return claim.op_version, claim.ordinal, repr(claim)
+
+
 def end_asked_for(kind: ClaimKind) -> TransactionState:
-    """The state that a caller of commit or rollback asks for."""
+    """Return the state that a caller of commit or rollback asks for."""
     if kind is ClaimKind.COMMIT:
         return TransactionState.COMMITTED
     if kind is ClaimKind.ROLLBACK:

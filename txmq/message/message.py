@@ -10,17 +10,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from txmq.errors import (
-    InvalidDelayError,
-    InvalidDelayTypeError,
-    InvalidMessageError,
-    InvalidMessageTypeError,
-    InvalidPropertyError,
-    MessageTooLargeError,
-    PropertyLimitError,
-    ReservedPropertyError,
-    shown,
-)
+from txmq.errors import InvalidMessageError, MessageTooLargeError, shown
 from txmq.ground.clock import moment_problem
 from txmq.message.delay_levels import MAX_DELAY_S
 from txmq.message.json_body import json_body
@@ -29,7 +19,6 @@ from txmq.message.names import check_readable_topic, check_topic
 CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 KEY_SEPARATOR = " "
 MAX_FIELD_BYTES = 16_384
-
 # RocketMQ keeps its own properties under these names and refuses them to users (R20); so does txmq.
 RESERVED_PROPERTIES = frozenset(
     [
@@ -96,6 +85,8 @@ RESERVED_PROPERTIES = frozenset(
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_LEVEL = "an int: 0 for no delay, or the number of a level from 1 on"
+_SECONDS = "an int of whole seconds, from 0 to the store's timer_max_delay_s"
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -133,8 +124,8 @@ class Message:
 
     Raises:
         InvalidNameError: the topic has no valid name, or a reserved one.
-        InvalidMessageError: another field cannot be stored; see its subclasses. The limits of the
-            store are checked when the message is sent.
+        InvalidMessageError: another field cannot be stored; its `field` says which. The limits of
+            the store are checked when the message is sent.
 
     Example:
         >>> Message("order-paid", b"42", keys="order-42").topic
@@ -174,7 +165,7 @@ class Message:
 
     @classmethod
     def json(cls, topic: str, value: object, **fields: Any) -> Message:
-        """A message whose body is a value in JSON; `ReceivedMessage.json` reads it.
+        """Make a message whose body is a value in JSON; `ReceivedMessage.json` reads it.
 
         Args:
             topic: the topic in which it becomes visible.
@@ -191,7 +182,7 @@ class Message:
         return cls(topic, json_body(value), **fields)
 
     def to_stored_topic(self, topic: str) -> Message:
-        """The same message to another topic.
+        """Return the same message to another topic.
 
         Args:
             topic: a stored name; it may have a namespace, or be an internal topic.
@@ -202,7 +193,7 @@ class Message:
 
     @classmethod
     def as_stored(cls, *, topic: str, body: bytes, **values: Any) -> Message:
-        """A message from stored values, which were checked when they were first sent.
+        """Make a message from stored values, which were checked when they were first sent.
 
         The constructor refuses internal topics and txmq's own properties; this method takes them.
 
@@ -248,14 +239,14 @@ class Message:
         """Check the sizes against the limits of a store (R18, R19).
 
         Raises:
-            MessageTooLargeError: the body is above `max_message_size_bytes`.
-            PropertyLimitError: keys, tags and properties are above `max_properties_size_bytes`.
+            MessageTooLargeError: the body is above `max_message_size_bytes`, or keys, tags and
+                properties are above `max_properties_size_bytes`; `field` says which.
         """
         if self.body_size_bytes > max_message_size_bytes:
             raise MessageTooLargeError("body bytes", self.body_size_bytes, max_message_size_bytes)
         size_bytes = self.properties_size_bytes
         if size_bytes > max_properties_size_bytes:
-            raise PropertyLimitError("properties bytes", size_bytes, max_properties_size_bytes)
+            raise MessageTooLargeError("properties bytes", size_bytes, max_properties_size_bytes)
 
     @property
     def is_delayed(self) -> bool:
@@ -263,7 +254,7 @@ class Message:
         return bool(self.delay_level or self.delay_s) or self.deliver_timestamp is not None
 
     def immunity_time_s(self, transaction_timeout_s: float) -> float:
-        """The age below which the transaction of this message is not checked (R36, R112).
+        """Return the age below which the transaction of this message is not checked (R36, R112).
 
         Args:
             transaction_timeout_s: the timeout of the producer group; the immunity is never less.
@@ -275,19 +266,15 @@ class Message:
 
 
 def stored_with(message: Message, **changes: Any) -> Message:
-    """The same message as stored, but for some fields. Raises: as `Message.as_stored`."""
+    """Return the same message as stored, but for some fields. Raises: as `Message.as_stored`."""
     values = {spec.name: getattr(message, spec.name) for spec in fields(message)}
     return Message.as_stored(**{**values, **changes})
-
-
-def _size_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def _check_body(body: object) -> None:
     if not isinstance(body, bytes):
         problem = f"must be bytes, not {type(body).__name__}; encode text, for example as UTF-8"
-        raise InvalidMessageTypeError("body", problem)
+        raise InvalidMessageError("body", problem)
 
 
 def _check_tags(tags: object) -> None:
@@ -300,7 +287,7 @@ def _check_text(name: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, str):
-        raise InvalidMessageTypeError(name, f"must be a str, not {type(value).__name__}")
+        raise InvalidMessageError(name, f"must be a str, not {type(value).__name__}")
     if not value.strip():
         raise InvalidMessageError(name, "must not be blank; leave it out")
     problem = _text_problem(value)
@@ -319,19 +306,23 @@ def _text_problem(value: str) -> str | None:
     return "must not hold control characters" if _CONTROL.search(value) else None
 
 
+def _size_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def _joined_keys(keys: object) -> str | None:
     if keys is None or isinstance(keys, str):
         _check_text("keys", keys)
         return keys
     if not isinstance(keys, Iterable) or isinstance(keys, bytes | Mapping):
         problem = f"must be a str or several str, not {type(keys).__name__}"
-        raise InvalidMessageTypeError("keys", problem)
-    several = list(keys)
-    for key in several:
-        _check_text("keys", key)
-        if key is None or KEY_SEPARATOR in key:
+        raise InvalidMessageError("keys", problem)
+    texts = list(keys)
+    for text in texts:
+        _check_text("keys", text)
+        if text is None or KEY_SEPARATOR in text:
             raise InvalidMessageError("keys", "must hold no spaces if there are several keys")
-    joined = KEY_SEPARATOR.join(several) or None
+    joined = KEY_SEPARATOR.join(texts) or None
     _check_text("keys", joined)
     return joined
 
@@ -339,14 +330,29 @@ def _joined_keys(keys: object) -> str | None:
 def _checked_properties(properties: object) -> Mapping[str, str]:
     if not isinstance(properties, Mapping):
         problem = f"must be a mapping of str to str, not {type(properties).__name__}"
-        raise InvalidMessageTypeError("properties", problem)
+        raise InvalidMessageError("properties", problem)
     for name, value in properties.items():
         _check_property(name, value)
     return MappingProxyType(dict(properties)) if properties else _NO_PROPERTIES
 
 
-_LEVEL = "an int: 0 for no delay, or the number of a level from 1 on"
-_SECONDS = "an int of whole seconds, from 0 to the store's timer_max_delay_s"
+def _check_property(name: object, value: object) -> None:
+    for text in (name, value):
+        if not isinstance(text, str):
+            problem = f"{shown(name)}: name and value must be str, not {type(text).__name__}"
+            raise InvalidMessageError("property", problem)
+        if not text.strip():
+            raise InvalidMessageError(
+                "property", f"{shown(name)}: name and value must not be blank"
+            )
+        text_problem = _text_problem(text)
+        if text_problem is not None:
+            raise InvalidMessageError("property", f"{shown(name)} {text_problem}")
+    if name in RESERVED_PROPERTIES or str(name).lower().startswith("__txmq"):
+        raise InvalidMessageError("property", f"{shown(name)} is reserved; choose another name")
+    if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not _WHOLE_SECONDS.fullmatch(str(value)):
+        problem = f"{name} must be a number of whole seconds above 0, of at most 9 digits"
+        raise InvalidMessageError("property", problem)
 
 
 def _check_delay(level: object, delay_s: object, deliver_timestamp: object) -> None:
@@ -355,39 +361,20 @@ def _check_delay(level: object, delay_s: object, deliver_timestamp: object) -> N
     for name, value, rule in (("delay_level", level, _LEVEL), ("delay_s", delay_s, _SECONDS)):
         # bool is an int in Python.
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise InvalidDelayTypeError(name, f"must be {rule}, not {type(value).__name__}")
+            raise InvalidMessageError(name, f"must be {rule}, not {type(value).__name__}")
         if value is not None and not 0 <= value <= MAX_DELAY_S:
-            raise InvalidDelayError(name, f"must be {rule}, not {shown(value)}")
+            raise InvalidMessageError(name, f"must be {rule}, not {shown(value)}")
     if deliver_timestamp is not None:
         _check_deliver_timestamp(deliver_timestamp)
     if sum(map(bool, (level, delay_s))) + (deliver_timestamp is not None) > 1:
         problem = "is given more than once; pass one of delay_level, delay_s and deliver_timestamp"
-        raise InvalidDelayError("delay", problem)
+        raise InvalidMessageError("delay", problem)
 
 
 def _check_deliver_timestamp(moment: object) -> None:
     if not isinstance(moment, datetime):
         problem = f"must be a datetime, not {type(moment).__name__}"
-        raise InvalidDelayTypeError("deliver_timestamp", problem)
-    wrong = moment_problem(moment)
-    if wrong is not None:
-        raise InvalidDelayError("deliver_timestamp", wrong)
-
-
-def _check_property(name: object, value: object) -> None:
-    for text in (name, value):
-        if not isinstance(text, str):
-            problem = f"{shown(name)}: name and value must be str, not {type(text).__name__}"
-            raise InvalidPropertyError("property", problem)
-        if not text.strip():
-            raise InvalidPropertyError(
-                "property", f"{shown(name)}: name and value must not be blank"
-            )
-        text_problem = _text_problem(text)
-        if text_problem:
-            raise InvalidPropertyError("property", f"{shown(name)} {text_problem}")
-    if name in RESERVED_PROPERTIES or str(name).lower().startswith("__txmq"):
-        raise ReservedPropertyError("property", f"{shown(name)} is reserved; choose another name")
-    if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not _WHOLE_SECONDS.fullmatch(str(value)):
-        problem = f"{name} must be a number of whole seconds above 0, of at most 9 digits"
-        raise InvalidPropertyError("property", problem)
+        raise InvalidMessageError("deliver_timestamp", problem)
+    time_problem = moment_problem(moment)
+    if time_problem is not None:
+        raise InvalidMessageError("deliver_timestamp", time_problem)

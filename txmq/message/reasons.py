@@ -16,7 +16,7 @@ _REFUSED_CATEGORIES = frozenset(["Cc", "Cs", "Zl", "Zp"])
 
 
 def signed_reason(reason: object) -> str:
-    """An operator's reason with the name of the OS user in front. Raises: InvalidReasonError."""
+    """Return an operator's reason behind the name of the OS user. Raises: InvalidReasonError."""
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidReasonError("it must be text that is not blank; it is kept with the claim")
     text = reason.strip()
@@ -29,7 +29,7 @@ def signed_reason(reason: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text of a program as one bounded line without control characters."""
+    """Return the text of a program as one bounded line without control characters."""
     # Cut first, because the text may have any size.
     characters = (c if _is_plain(c) else " " for c in text[:MAX_REASON_CHARACTERS])
     return " ".join("".join(characters).split())
@@ -40,7 +40,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _os_user() -> str:
-    """The name of the user that owns the process; the environment could name anybody."""
+    """Return the name of the user that owns the process; the environment could name anybody."""
     import pwd
 
     try:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from txmq.message.codec import BodyCodec
 
+
 MESSAGE_COLUMNS = (
     "message_id", "transaction_id", "producer_group", "topic", "queue_id", "queue_offset", "tags",
     "keys", "body", "properties", "sharding_key", "born_timestamp", "store_timestamp",
@@ -35,54 +36,6 @@ MESSAGE_COLUMNS = (
 _TIMES = re.compile(r"\d{1,9}", re.ASCII)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 Model = TypeVar("Model")
-
-
-def sent_back_times(properties: Mapping[str, str]) -> int | None:
-    """How often a message was sent back, by its properties; None where they do not say it."""
-    text = properties.get(RECONSUME_TIMES, "")
-    return int(text) if _TIMES.fullmatch(text) else None
-
-
-class MessageRows:
-    """Rows of a topic; a column becomes Python values once, when it is first read."""
-
-    __slots__ = ("_namespace", "_rows", "_values", "codec")
-
-    def __init__(
-        self, rows: pa.Table, namespace: str | None = None, codec: BodyCodec | None = None
-    ) -> None:
-        """The columns are MESSAGE_COLUMNS; names of `namespace` are shown without it."""
-        self._rows, self._namespace, self.codec = rows, namespace, codec
-        self._values: dict[str, list[Any]] = {}
-
-    def __len__(self) -> int:
-        """How many rows there are."""
-        return int(self._rows.num_rows)
-
-    def column(self, name: str) -> list[Any]:
-        """All values of one column."""
-        values = self._values.get(name)
-        if values is None:
-            values = self._values[name] = python_values(self._rows.column(name))
-        return values
-
-    def sizes_bytes(self) -> list[int]:
-        """The size of each message: its body, and its share of the other columns."""
-        import pyarrow.compute as pc
-
-        column = self._rows.column("body")
-        lengths = pc.binary_length(column)
-        bodies = (pc.fill_null(lengths, 0) if column.null_count else lengths).to_pylist()
-        others = (int(self._rows.nbytes) - sum(bodies)) // max(len(bodies), 1)
-        return [size_bytes + max(others, 0) for size_bytes in bodies]
-
-    def shown(self, name: str) -> str:
-        """A stored name as the reader's namespace calls it."""
-        return name if self._namespace is None else unwrapped(name, self._namespace)
-
-    def messages(self) -> list[ReceivedMessage]:
-        """All messages, in the order of the rows."""
-        return [ReceivedMessage(self, row) for row in range(len(self))]
 
 
 class ReceivedMessage:
@@ -95,7 +48,7 @@ class ReceivedMessage:
     __slots__ = ("_body", "_effects", "_row", "_rows")
 
     def __init__(self, rows: MessageRows, row: int) -> None:
-        """A view of one row."""
+        """View one row."""
         self._rows, self._row = rows, row
         # Where it took effect since it was handed out.
         self._effects: frozenset[str] = frozenset()
@@ -103,7 +56,7 @@ class ReceivedMessage:
         self._body: bytes | None = None
 
     def __repr__(self) -> str:
-        """Its position and its id, without content."""
+        """Show its position and its id, without content."""
         position = f"{self.topic!r}, queue_id={self.queue_id}, queue_offset={self.queue_offset}"
         return f"ReceivedMessage(topic={position}, message_id={self.message_id!r})"
 
@@ -178,7 +131,7 @@ class ReceivedMessage:
     def json(self, model: None = None) -> Any: ...
 
     def json(self, model: type[Any] | None = None) -> Any:
-        """The content, where it is JSON.
+        """Return the content of a body in JSON.
 
         Args:
             model: a pydantic model, a dataclass or another type that pydantic makes of JSON; plain
@@ -230,33 +183,81 @@ class ReceivedMessage:
         return self.properties.get(ORIGIN_MESSAGE_ID) or self.message_id
 
 
+class MessageRows:
+    """Rows of a topic; a column becomes Python values once, when it is first read."""
+
+    __slots__ = ("_namespace", "_rows", "_values", "codec")
+
+    def __init__(
+        self, rows: pa.Table, namespace: str | None = None, codec: BodyCodec | None = None
+    ) -> None:
+        """Take rows with MESSAGE_COLUMNS; names of `namespace` are shown without it."""
+        self._rows, self._namespace, self.codec = rows, namespace, codec
+        self._values: dict[str, list[Any]] = {}
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return int(self._rows.num_rows)
+
+    def column(self, name: str) -> list[Any]:
+        """Return all values of one column."""
+        values = self._values.get(name)
+        if values is None:
+            values = self._values[name] = python_values(self._rows.column(name))
+        return values
+
+    def sizes_bytes(self) -> list[int]:
+        """Return the size of each message: its body, and its share of the other columns."""
+        import pyarrow.compute as pc
+
+        column = self._rows.column("body")
+        lengths = pc.binary_length(column)
+        bodies = (pc.fill_null(lengths, 0) if column.null_count else lengths).to_pylist()
+        others = (int(self._rows.nbytes) - sum(bodies)) // max(len(bodies), 1)
+        return [size_bytes + max(others, 0) for size_bytes in bodies]
+
+    def shown(self, name: str) -> str:
+        """Return a stored name as the reader's namespace calls it."""
+        return name if self._namespace is None else unwrapped(name, self._namespace)
+
+    def messages(self) -> list[ReceivedMessage]:
+        """Return all messages, in the order of the rows."""
+        return [ReceivedMessage(self, row) for row in range(len(self))]
+
+
 def note_effect(message: ReceivedMessage, effect_id: str) -> None:
     """Note that a message took effect for a group in a table: its retry, if any, says so."""
     message._effects |= {effect_id}  # noqa: SLF001 - users only read messages
 
 
 def effects_of(message: ReceivedMessage) -> frozenset[str]:
-    """Where a message, or the one that it is a retry of, took effect: as in `note_effect`."""
+    """Return where a message, or the first one of a retry, took effect: as in `note_effect`."""
     earlier = message.properties.get(EFFECT_TABLES, "").split()
     return message._effects.union(earlier)  # noqa: SLF001 - as `note_effect`
 
 
+def sent_back_times(properties: Mapping[str, str]) -> int | None:
+    """Return how often a message was sent back, by its properties; None if they do not say it."""
+    text = properties.get(RECONSUME_TIMES, "")
+    return int(text) if _TIMES.fullmatch(text) else None
+
+
 def origin_place(properties: Mapping[str, str]) -> tuple[int, int] | None:
-    """Queue and offset of the message that a retry comes from; None if it is no retry."""
+    """Return queue and offset of the message that a retry comes from; None if it is no retry."""
     queue, offset = properties.get(ORIGIN_QUEUE_ID, ""), properties.get(ORIGIN_QUEUE_OFFSET, "")
     return (int(queue), int(offset)) if queue.isdecimal() and offset.isdecimal() else None
 
 
 def first_places(properties: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """Queue and offset at which each group that replayed a message to its topic had it first."""
+    """Return queue and offset at which each group that replayed a message had it first."""
     places = {}
     for text in properties.get(FIRST_PLACES, "").split():
         group, *place = text.rsplit("/", 2)
-        if len(place) == 2 and all(part.isdecimal() for part in place):  # noqa: PLR2004 - a pair
+        if len(place) == 2 and all(map(str.isdecimal, place)):  # noqa: PLR2004 - a pair
             places[group] = int(place[0]), int(place[1])
     return places
 
 
 def first_places_text(places: Mapping[str, tuple[int, int]]) -> str:
-    """The property that `first_places` reads."""
+    """Return the property that `first_places` reads."""
     return " ".join(f"{group}/{queue}/{offset}" for group, (queue, offset) in places.items())

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
-from txmq.errors import InvalidMessageTypeError, InvalidPropertyError
-from txmq.message.message import Message
+from txmq.errors import InvalidMessageError
+from txmq.message.message import Message, stored_with
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -34,7 +33,7 @@ _MEMBER = re.compile(rf"(?P<key>{_SIMPLE_KEY}|{_TENANT_KEY})={_VALUE}", re.ASCII
 def with_trace_context(
     message: Message, traceparent: str | None = None, tracestate: str | None = None
 ) -> Message:
-    """The same message with a trace context, which consumers find in its properties.
+    """Return the message with a trace context, which consumers find in its properties.
 
     Args:
         message: a context that it has already is replaced.
@@ -42,12 +41,12 @@ def with_trace_context(
             OpenTelemetry (`pip install 'txmq[trace]'`), the message stays as it is.
         tracestate: what vendors add to the context; only together with `traceparent`.
 
-    Raises: InvalidPropertyError for a value that the W3C's form does not allow;
-        InvalidMessageTypeError for a value that is not a str; PropertyLimitError at send.
+    Raises: InvalidMessageError for a value that is not a str or that the W3C's form does not
+        allow; MessageTooLargeError at send.
     """
     if traceparent is None:
         if tracestate is not None:
-            raise InvalidPropertyError(TRACESTATE, "needs a traceparent beside it")
+            raise InvalidMessageError(TRACESTATE, "needs a traceparent beside it")
         context = _context_of_current_span()
     else:
         context = checked_context(traceparent, tracestate)
@@ -70,17 +69,17 @@ def _context_of_current_span() -> dict[str, str]:
 
 
 def context_of(properties: Mapping[str, str] | Iterable[tuple[str, str]] | None) -> dict[str, str]:
-    """The trace context in the properties of a message; empty where it has none."""
-    known = dict(properties or ())
-    if TRACEPARENT not in known:
+    """Return the trace context in the properties of a message; empty if it has none."""
+    values = dict(properties or ())
+    if TRACEPARENT not in values:
         return {}
-    return {name: known[name] for name in (TRACEPARENT, TRACESTATE) if name in known}
+    return {name: values[name] for name in (TRACEPARENT, TRACESTATE) if name in values}
 
 
 def carrying(
     messages: Sequence[Message], context: Mapping[str, str], max_properties_size_bytes: int
 ) -> Sequence[Message]:
-    """The messages with a checked context; one that has its own, or no room for it, stays."""
+    """Return messages with a checked context; one that has its own, or no room for it, stays."""
     if not context:
         return messages
     return [_carrying(message, context, max_properties_size_bytes) for message in messages]
@@ -89,14 +88,13 @@ def carrying(
 def _carrying(message: Message, context: Mapping[str, str], max_bytes: int) -> Message:
     if TRACEPARENT in message.properties:
         return message
-    values: dict[str, Any] = {spec.name: getattr(message, spec.name) for spec in fields(message)}
     others = {name: value for name, value in message.properties.items() if name != TRACESTATE}
-    carrying = Message.as_stored(**{**values, "properties": {**others, **context}})
-    return carrying if carrying.properties_size_bytes <= max_bytes else message
+    carrier = stored_with(message, properties={**others, **context})
+    return carrier if carrier.properties_size_bytes <= max_bytes else message
 
 
 def checked_context(traceparent: object, tracestate: object = None) -> dict[str, str]:
-    """A context whose values have the W3C's form. Raises: as `with_trace_context`."""
+    """Return a context whose values have the W3C's form. Raises: as `with_trace_context`."""
     context = {TRACEPARENT: _checked_parent(traceparent)}
     members = _checked_members(tracestate)
     return {**context, TRACESTATE: members} if members else context
@@ -105,27 +103,27 @@ def checked_context(traceparent: object, tracestate: object = None) -> dict[str,
 def _checked_parent(traceparent: object) -> str:
     if not isinstance(traceparent, str):
         problem = f"must be a str, not {type(traceparent).__name__}"
-        raise InvalidMessageTypeError(TRACEPARENT, problem)
+        raise InvalidMessageError(TRACEPARENT, problem)
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None or (match["version"] == "00" and match["rest"] is not None):
         problem = "must be version-trace id-parent id-flags in small hexadecimal digits (W3C)"
-        raise InvalidPropertyError(TRACEPARENT, problem)
+        raise InvalidMessageError(TRACEPARENT, problem)
     # Of a subclass of str its text alone.
     return match[0]
 
 
 def _checked_members(tracestate: object) -> str:
-    """The members joined by commas without spaces; empty members are allowed and left out."""
+    """Join the members by commas without spaces; empty members are allowed and left out."""
     if tracestate is None:
         return ""
     if not isinstance(tracestate, str):
         problem = f"must be a str, not {type(tracestate).__name__}"
-        raise InvalidMessageTypeError(TRACESTATE, problem)
+        raise InvalidMessageError(TRACESTATE, problem)
     members = [member.strip(" \t") for member in tracestate.split(",")]
     members = [member for member in members if member]
     matches = [_MEMBER.fullmatch(member) for member in members]
     keys = [match["key"] for match in matches if match is not None]
     if len(keys) != len(members) or len(set(keys)) != len(keys) or len(keys) > MAX_MEMBERS:
         problem = f"must be up to {MAX_MEMBERS} members key=value, each key once (W3C)"
-        raise InvalidPropertyError(TRACESTATE, problem)
+        raise InvalidMessageError(TRACESTATE, problem)
     return ",".join(members)

@@ -551,11 +551,11 @@ class LogCommits:
         if refused:
             return refused
         half = self._store.tables.half_log().table
-        head = half.new_files(half_table([single]))
+        head = half.writer.new_files(half_table([single]))
         reached(FailPoint.FRAMES_WRITTEN)
         with self._frame_lock:
             number = next(self._frame_numbers)
-            half.append_files([*files, *head], app_id=self._frame_session, number=number)
+            half.writer.append_files([*files, *head], app_id=self._frame_session, number=number)
         reached(FailPoint.FRAMES_COMMITTED)
         return self._watch.after([single], retypings, by_id)
 
@@ -577,7 +577,7 @@ class LogCommits:
         rows, half = half_table(halves), self._half.table
         reached(FailPoint.HALF_READY)
         self._half_commits.commit(
-            rows, lambda app_id, number: half.append(rows, app_id=app_id, number=number)
+            rows, lambda app_id, number: half.writer.append(rows, app_id=app_id, number=number)
         )
         reached(FailPoint.HALF_COMMITTED)
 

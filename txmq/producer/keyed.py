@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from txmq.delta.failures import pause
 from txmq.delta.files import DataFile
-from txmq.delta.log import delete_files
+from txmq.delta.log_files import delete_files
 from txmq.delta.parquet import NewFile
 from txmq.errors import (
     AlreadyResolvedError,
@@ -181,7 +181,7 @@ class KeyedHalves:
         half, paths = self._store.tables.half_log().table, {file.path for file in tried.files}
         # What a producer may not delete is removed by maintenance.
         with suppress(OSError):
-            delete_files(half, paths)
+            delete_files(half.folder, paths)
 
     # --- in its thread ------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ def stored_messages(
     """Read the messages of a transaction in the half log, a batch at a time."""
     messages = Messages(first_sequence, codec)
     sequences: set[int] = set()
-    for file in half.table.files_holding("transaction_id", pa.array([transaction_id])):
+    for file in half.table.files.holding("transaction_id", pa.array([transaction_id])):
         for batch in _batches(half, file):
             rows = batch.filter(pc.equal(batch["transaction_id"], transaction_id)).to_pylist()
             # A retried append may have written a row twice.
@@ -382,7 +382,7 @@ class _Rows:
 
 def _batches(half: HalfLog, file: DataFile) -> Iterator[pa.RecordBatch]:
     rows = _BATCH_BYTES * file.num_records // max(file.size_bytes, 1)
-    return half.table.batches(file, _READ, min(max(rows, 1), _BATCH_ROWS))
+    return half.table.rows.batches(file, _READ, min(max(rows, 1), _BATCH_ROWS))
 
 
 def _as_sent(row: Mapping[str, Any], codec: BodyCodec | None) -> Mapping[str, Any]:

@@ -199,7 +199,7 @@ class ScopedHalves:
 
     def has_any(self, scope: str) -> bool:
         """Tell whether senders of a scope have ever appended, as far as `refresh` has seen."""
-        return bool(self.log.table.mark(f"{_MARK}{scope}"))
+        return bool(self.log.table.log.mark(f"{_MARK}{scope}"))
 
     def append(self, rows: pa.Table, scopes: Iterable[str], files: Sequence[NewFile] = ()) -> None:
         """Append rows, and files that are written already: one commit.
@@ -208,10 +208,10 @@ class ScopedHalves:
         """
         table = self.log.table
         marks = {f"{_MARK}{scope}" for scope in scopes}
-        risen = {mark: (table.mark(mark) or 0) + 1 for mark in sorted(marks)}
-        new_files = [*files, *table.new_files(rows)]
+        risen = {mark: (table.log.mark(mark) or 0) + 1 for mark in sorted(marks)}
+        new_files = [*files, *table.writer.new_files(rows)]
         reached(FailPoint.FILES_WRITTEN)
-        table.swap_files(new_files, risen)
+        table.writer.swap_files(new_files, risen)
         table.refresh()
 
 

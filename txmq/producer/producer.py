@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from txmq.delta.failures import refuse_fork
-from txmq.errors import InvalidMessageTypeError, ListenerError, NotAcceptedError
+from txmq.errors import InvalidMessageError, ListenerError, NotAcceptedError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.listeners.hooks import Hook, Hooks
 from txmq.listeners.protocol import (
@@ -318,12 +318,12 @@ class TransactionProducer:
             ProducerGroupMismatchError: another group sent it (R37).
             IncompleteTransactionError: COMMIT, but halves are missing or contradict each other.
             AlreadyResolvedError: the transaction has another end already.
-            InvalidMessageTypeError: `state` is no LocalTransactionState.
+            InvalidMessageError: `state` is no LocalTransactionState.
             StorageError: the claim may have landed; call again.
         """
         if not isinstance(state, LocalTransactionState):
             problem = f"must be a LocalTransactionState, not {type(state).__name__}"
-            raise InvalidMessageTypeError("state", problem)
+            raise InvalidMessageError("state", problem)
         self._commits.end_by_id(check_transaction_id(transaction_id), state)
 
     def answer_checks(self, *, spark: SparkSession | None = None) -> RemoteMember:

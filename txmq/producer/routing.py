@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.errors import (
     InvalidBodyError,
-    InvalidDelayError,
     InvalidMessageError,
-    InvalidMessageTypeError,
-    InvalidPropertyError,
-    InvalidQueueError,
     TopicConflictError,
     shown,
 )
@@ -35,7 +31,7 @@ from txmq.store.config import Config
 
 if TYPE_CHECKING:
     from txmq.delta.parquet import NewFile
-    from txmq.delta.storage import Table
+    from txmq.delta.table import Table
     from txmq.ground.sessions import DataFrame
     from txmq.message.message import LocalTransactionState
     from txmq.store.half import HalfOrigin
@@ -178,10 +174,10 @@ class MessageRouter:
     ) -> RoutedMessage:
         """Return the message as it is stored, and the queue that its sender chose; 0 commits.
 
-        Raises: InvalidMessageTypeError, MessageTooLargeError, PropertyLimitError,
-            InvalidPropertyError, InvalidDelayError; TopicConflictError, TopicNotFoundError,
+        Raises: InvalidMessageError, MessageTooLargeError, MessageTooLargeError,
+            InvalidMessageError, InvalidMessageError; TopicConflictError, TopicNotFoundError,
             TopicKindError, TopicReadOnlyError, InvalidBodyError where its topic does not take it;
-            InvalidQueueError where the topic has no such queue, or a sharding key says another;
+            InvalidMessageError where the topic has no such queue, or a sharding key says another;
             StorageError.
         """
         checked = _checked_message(message, self._store.config, self._clock.now_ms())
@@ -210,7 +206,7 @@ class MessageRouter:
     ) -> Iterator[list[RoutedMessage]]:
         """Accept ordinary messages to one topic, as transactions of at most the allowed size.
 
-        Raises: as `accept`; InvalidMessageTypeError, InvalidMessageError where these are no batch.
+        Raises: as `accept`; InvalidMessageError, InvalidMessageError where these are no batch.
         """
         batch = _batch(messages)
         return self._split(self.accept_all(batch, queue_id, queue_selector, is_transactional=False))
@@ -286,7 +282,7 @@ class MessageRouter:
             _check_one_choice(message, queue_id)
             if not callable(queue_selector):
                 problem = f"must be callable, not {type(queue_selector).__name__}"
-                raise InvalidQueueError("queue_selector", problem)
+                raise InvalidMessageError("queue_selector", problem)
             queue_id = queue_selector(_as_sent(message), count)
         _check_one_choice(message, None)
         return RoutedMessage(message, _checked_queue(queue_id, count), message.size_bytes)
@@ -391,7 +387,7 @@ def send_result(sends: Sequence[PlannedSend]) -> SendResult:
 def _checked_message(message: object, config: Config, now_ms: int) -> Message:
     if not isinstance(message, Message):
         problem = f"must be a Message, not {type(message).__name__}"
-        raise InvalidMessageTypeError("message", problem)
+        raise InvalidMessageError("message", problem)
     message.check_sizes(
         max_message_size_bytes=config.max_message_size_bytes,
         max_properties_size_bytes=config.max_properties_size_bytes,
@@ -407,7 +403,7 @@ def _check_immunity(message: Message, config: Config) -> None:
     reserved_s = config.file_reserved_time_h * 3600
     if message.immunity_time_s(0.0) > reserved_s:
         problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
-        raise InvalidPropertyError("property", f"{problem} ({reserved_s:,.0f} s)")
+        raise InvalidMessageError("property", f"{problem} ({reserved_s:,.0f} s)")
 
 
 def _check_delay(message: Message, config: Config, now_ms: int) -> None:
@@ -416,10 +412,10 @@ def _check_delay(message: Message, config: Config, now_ms: int) -> None:
     max_s = config.timer_max_delay_s
     limit = f"above timer_max_delay_s ({max_s:,.0f} s)"
     if (message.delay_s or 0) > max_s:
-        raise InvalidDelayError("delay_s", f"is {message.delay_s:,}, {limit}")
+        raise InvalidMessageError("delay_s", f"is {message.delay_s:,}, {limit}")
     due = message.deliver_timestamp
     if due is not None and due > timestamp(now_ms) + timedelta(seconds=max_s):
-        raise InvalidDelayError("deliver_timestamp", f"is {due.isoformat()}, {limit} from now")
+        raise InvalidMessageError("deliver_timestamp", f"is {due.isoformat()}, {limit} from now")
 
 
 def _as_sent(message: Message) -> Message:
@@ -430,17 +426,19 @@ def _as_sent(message: Message) -> Message:
 def _check_one_choice(message: Message, queue_id: object) -> None:
     if message.sharding_key is not None:
         problem = "cannot be chosen for a message with a sharding_key; leave one of them out"
-        raise InvalidQueueError("queue_id", problem)
+        raise InvalidMessageError("queue_id", problem)
     if queue_id is not None:
-        raise InvalidQueueError("queue_id", "and queue_selector are both given; pass one")
+        raise InvalidMessageError("queue_id", "and queue_selector are both given; pass one")
 
 
 def _checked_queue(queue_id: object, count: int) -> int:
     # bool is an int in Python.
     if not isinstance(queue_id, int) or isinstance(queue_id, bool):
-        raise InvalidQueueError("queue_id", f"must be an int, not {type(queue_id).__name__}")
+        raise InvalidMessageError("queue_id", f"must be an int, not {type(queue_id).__name__}")
     if not 0 <= queue_id < count:
-        raise InvalidQueueError("queue_id", f"must be from 0 to {count - 1}, not {shown(queue_id)}")
+        raise InvalidMessageError(
+            "queue_id", f"must be from 0 to {count - 1}, not {shown(queue_id)}"
+        )
     return queue_id
 
 
@@ -450,7 +448,7 @@ def _batch(messages: object) -> list[Message]:
         return [messages]
     if isinstance(messages, str | bytes) or not hasattr(messages, "__iter__"):
         problem = f"must be a Message or several of them, not {type(messages).__name__}"
-        raise InvalidMessageTypeError("messages", problem)
+        raise InvalidMessageError("messages", problem)
     batch = list(messages)
     if not batch:
         raise InvalidMessageError("messages", "must hold at least one message")

@@ -269,12 +269,10 @@ class Transaction(MarkedTransaction):
             The message_id.
 
         Raises:
-            MessageTooLargeError, BatchTooLargeError, PropertyLimitError: a limit of the store is
-                exceeded.
+            MessageTooLargeError, BatchTooLargeError: a limit of the store is exceeded.
             TopicConflictError, TopicNotFoundError, TopicKindError, InvalidBodyError: the topic
                 does not take this message.
-            InvalidMessageTypeError, InvalidPropertyError, InvalidDelayError, InvalidQueueError: a
-                field of the message or an argument is not allowed.
+            InvalidMessageError: a field of the message or an argument is not allowed.
             AlreadyPreparedError: `prepare()` or an end was called before.
             StorageError: the settings of the topic cannot be read.
         """
@@ -302,7 +300,7 @@ class Transaction(MarkedTransaction):
                 is a stream.
             InvalidNameError, TopicConflictError, TopicNotFoundError, TopicKindError: the topic
                 does not take these rows.
-            InvalidMessageTypeError: `dataframe` is no Spark DataFrame.
+            InvalidMessageError: `dataframe` is no Spark DataFrame.
             AlreadyPreparedError: `prepare()` or an end was called before.
             StorageError: the settings of the topic cannot be read.
         """

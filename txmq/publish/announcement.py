@@ -87,7 +87,7 @@ def _messages(source: PlanFile, row_numbers: Any) -> Iterator[dict[str, Any]]:
     topic = "topic" if source.table.schema.name == SCHEDULE.name else "real_topic"
     columns = ["message_id", "transaction_id", "producer_group", topic, "properties"]
     start = 0
-    for batch in source.table.batches(source.file, columns, BATCH_ROWS):
+    for batch in source.table.rows.batches(source.file, columns, BATCH_ROWS):
         first, last = np.searchsorted(row_numbers, [start, start + batch.num_rows])
         names = ["topic" if name == topic else name for name in columns]
         rows = pa.table([batch[name] for name in columns], names=names)

@@ -184,6 +184,16 @@ class DelayHandle(ThreadHandle):
             logger.exception("the progress of the delay service was not written")
 
 
+class DelayValue(TypedDict):
+    """The value of the register: up to where all messages are claimed."""
+
+    op_table_id: str
+    op_version: int
+    due_ms: int
+    rule: NotRequired[str]
+    late_writes: NotRequired[int]
+
+
 class _DelayRound:
     """The table handles of one delay service, and the messages that are due within its horizon."""
 
@@ -192,7 +202,7 @@ class _DelayRound:
         self._logs = store.tables.logs()
         self._op, self._schedule = self._logs.op, self._logs.schedule
         self._topic = TopicLog(
-            SCHEDULE_TOPIC, self._schedule.table, mark_id(self._op.table.table_id)
+            SCHEDULE_TOPIC, self._schedule.table, mark_id(self._op.table.log.table_id)
         )
         self._horizon_ms = round(store.config.delay_horizon_s * 1000)
         self._claims = ClaimWriter(self._op, "delay", store.config.half_queues)
@@ -220,7 +230,7 @@ class _DelayRound:
         now_ms = self._clock.now_ms()
         if self._unreadable.is_due(now_ms):
             # What became readable is anywhere in the schedule.
-            self._schedule.table.forget_unreadable()
+            self._schedule.table.search.forget_unreadable()
             self._is_begun = False
         if self._is_begun and (looks_always or self._is_look_due()):
             self._read_new()
@@ -336,7 +346,7 @@ class _DelayRound:
         """Read the progress that an earlier start has written, if it can be believed."""
         register = self._store.tables.register(REGISTER, DelayValue)
         value: dict[str, Any] = register.read().value if register.exists else {}
-        if value.get("op_table_id") != self._op.table.table_id:
+        if value.get("op_table_id") != self._op.table.log.table_id:
             return _Claimed()
         # Older versions kept the latest time that any clock had shown.
         is_by_store = value.get("rule") == PROGRESS_RULE and value["due_ms"] <= now_ms
@@ -353,7 +363,7 @@ class _DelayRound:
             return
         register = self._store.tables.register(REGISTER, DelayValue, create=True)
         value = {
-            "op_table_id": self._op.table.table_id,
+            "op_table_id": self._op.table.log.table_id,
             "op_version": self._claimed.op_version,
             "due_ms": self._claimed.due_ms,
             "rule": PROGRESS_RULE,
@@ -367,16 +377,6 @@ class _DelayRound:
         reached(FailPoint.DELAY_PROGRESS_KEPT)
         self._kept, self._has_new_claims = self._claimed, False
         self._kept_at_s = time.monotonic()
-
-
-class DelayValue(TypedDict):
-    """The value of the register: up to where all messages are claimed."""
-
-    op_table_id: str
-    op_version: int
-    due_ms: int
-    rule: NotRequired[str]
-    late_writes: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from txmq.delta.file_rows import BATCH_BYTES, CHUNKS_MAX, in_row_groups
 from txmq.delta.files import as_type
 from txmq.delta.folder import Contents, in_windows
 from txmq.delta.parquet import NewFile, write_file, write_partitions
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import EnvironmentProblemError, UnreadableFileError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import in_order
@@ -124,9 +124,9 @@ def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> li
     """Write the tables into one new file, or into one for each partition."""
     begin = list(islice(tables, 2))
     if len(begin) == 1:
-        return topic.new_files(begin[0])
+        return topic.writer.new_files(begin[0])
     ahead = _read_ahead(chain(begin, tables))
-    schema, filesystem = topic.schema, topic.filesystem
+    schema, filesystem = topic.schema, topic.folder.filesystem
     if schema.partition_by:
         return write_partitions(ahead, schema.partition_by, filesystem, schema.statistics_columns)
     return [write_file(ahead, columns, filesystem, schema.statistics_columns)]
@@ -179,7 +179,7 @@ def _fetched(files: Sequence[PlanFile]) -> Contents:
     """Fetch the small files together; a plan is of one table or of two."""
     contents: dict[str, pa.Buffer] = {}
     for table in {id(file.table): file.table for file in files}.values():
-        contents |= table.fetched_files([file.file for file in files if file.table is table])
+        contents |= table.rows.fetched_files([file.file for file in files if file.table is table])
     return contents
 
 
@@ -211,7 +211,7 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """Read the rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
     try:
-        yield from file.table.batches(file.file, columns, BATCH_ROWS, batch_bytes, contents)
+        yield from file.table.rows.batches(file.file, columns, BATCH_ROWS, batch_bytes, contents)
     except MemoryError:
         raise
     except Exception as error:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from txmq.delta.files import DataFile, FileRange, UnreadableFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.reading import MOVED_ATTEMPTS
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import PayloadMissingError
 from txmq.ground.columns import (
     Flags,
@@ -370,8 +370,8 @@ class ReadableRows:
 def readable_rows(table: Table, ids: pa.Array, columns: Sequence[str]) -> ReadableRows:
     """Read these transactions' messages; read again where an unreadable file was replaced."""
     for _ in range(MOVED_ATTEMPTS):
-        messages = _rows_now(table, table.ranges_holding("transaction_id", ids), ids, columns)
-        if not messages.unreadable or not table.has_replaced(messages.unreadable):
+        messages = _rows_now(table, table.files.ranges_holding("transaction_id", ids), ids, columns)
+        if not messages.unreadable or not table.search.has_replaced(messages.unreadable):
             break
     return messages
 
@@ -414,9 +414,11 @@ def _numbered_rows(
     table: Table, spans: Sequence[FileRange], group: range, columns: Sequence[str]
 ) -> tuple[list[pa.Table], list[UnreadableFile]]:
     """Read the rows of some files with their numbers; return the unreadable files too."""
-    if not table.has_unreadable:
+    if not table.search.has_unreadable:
         try:
-            rows, counts = table.read_counted([spans[number].file for number in group], columns)
+            rows, counts = table.rows.read_counted(
+                [spans[number].file for number in group], columns
+            )
             return [_numbered(rows, group, counts)], []
         except MemoryError:
             raise
@@ -425,7 +427,9 @@ def _numbered_rows(
     numbered, unreadable = [], []
     for number in group:
         span = spans[number]
-        rows, problem = table.readable(span.file, partial(table.read, [span.file], columns))
+        rows, problem = table.search.readable(
+            span.file, partial(table.rows.read, [span.file], columns)
+        )
         if rows is None:
             unreadable.append(UnreadableFile(span.file, span.low, span.high, problem))
         else:

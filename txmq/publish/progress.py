@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import SourceRestoredError
 from txmq.ground.columns import times_ms
 from txmq.ground.histogram import NO_DURATIONS, Histogram
@@ -54,7 +54,7 @@ class PublishProgress:
         Raises: SourceRestoredError if the op log was restored or made anew.
         """
         if not value:
-            return cls(op.table_id)
+            return cls(op.log.table_id)
         parked = {name: ParkedTopic(**topic) for name, topic in value["parked"].items()}
         ends = {name: TopicEnd(*end) for name, end in value.get("ends", {}).items()}
         progress = cls(
@@ -79,7 +79,7 @@ class PublishProgress:
 
     def check_source(self, op: Table) -> None:
         """Raise SourceRestoredError if the op log was restored or made anew."""
-        if self.op_table_id != op.table_id:
+        if self.op_table_id != op.log.table_id:
             raise SourceRestoredError("op", "was made anew; " + RESTORED)
         if self.low_water_version > op.version:
             raise SourceRestoredError("op", f"ends at version {op.version}; " + RESTORED)
@@ -171,7 +171,7 @@ def check_half(half: Table, settled: SettledLog) -> None:
             "half", f"ends at {half.version}, but {seen} was read; {RESTORED}"
         )
     # A commit that lost its content holds up its own messages and nobody else's.
-    is_lost = seen >= 0 and not (half.commit_bytes(seen) or b"").strip()
+    is_lost = seen >= 0 and not (half.folder.commit_bytes(seen) or b"").strip()
     fingerprint = None if is_lost else commit_fingerprint(half, seen)
     if fingerprint is not None and seen_fingerprint not in (None, fingerprint):
         raise SourceRestoredError("half", f"has another commit {seen}; {RESTORED}")
@@ -190,7 +190,7 @@ def commit_fingerprint(log: Table, version: int) -> int | None:
 
 def commit_sha256(log: Table, version: int) -> str | None:
     """Return the hash of a commit of a log; None if log clean-up has removed the commit."""
-    content = log.commit_bytes(version) if version >= 0 else None
+    content = log.folder.commit_bytes(version) if version >= 0 else None
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 

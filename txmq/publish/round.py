@@ -87,7 +87,7 @@ class PublishRound:
         self._settled, self._schedule = self._logs.settled, self._logs.schedule
         for table in (self._half.table, self._settled.table):
             # A round reads the same small files several times.
-            table.keep_small_files()
+            table.rows.keep_small_files()
         self._register = store.tables.register("publisher", PublishProgress)
         self._span = Span()
         self._writing: Writing | None = None
@@ -111,7 +111,7 @@ class PublishRound:
         check_followed(self._op.table, self._settled)
         self._settled.check_whole(self._progress.low_water_version)
         latest = self._op.table.version
-        if self._op.table.has_news():
+        if self._op.table.log.has_news():
             # A newest commit that delta-rs cannot read must not look like the end of the log.
             self._op.check_commits(latest, latest + 1)
         if self._settled.mark < latest:
@@ -134,7 +134,7 @@ class PublishRound:
         busy_s = self._store.config.publish_poll_interval_s
         interval_s = self._store.look_interval_s(busy_s)
         quiet_s = self._store.look_interval_s(busy_s * QUIET_FACTOR, is_idle=True)
-        while not self._op.table.has_news() and (now_s := time.monotonic()) < deadline_s:
+        while not self._op.table.log.has_news() and (now_s := time.monotonic()) < deadline_s:
             is_quiet = now_s - self._news_s >= QUIET_AFTER_S
             if stopping.wait(quiet_s if is_quiet else interval_s):
                 return

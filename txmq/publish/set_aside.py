@@ -155,8 +155,8 @@ class WaitingTransactions:
             return PublishResult()
         self._attempts += 1
         self._pauses.tried(_PAUSE, self._clock.now_ms())
-        self._half.table.forget_unreadable()
-        self._schedule.table.forget_unreadable()
+        self._half.table.search.forget_unreadable()
+        self._schedule.table.search.forget_unreadable()
         self._value = self._read()
         entries = dict(self._value.transactions)
         self._given_up |= given_up_by(entries).keys()

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.delta.failures import until_committed
 from txmq.delta.files import UnreadableFile
-from txmq.delta.log import delete_files
+from txmq.delta.log_files import delete_files
 from txmq.errors import (
-    CommitConflictError,
     CommitRefusedError,
     SourceRestoredError,
     StoreNotFoundError,
@@ -140,23 +140,26 @@ class TopicWriter:
             raises.
         """
         topic, plan, refused, set_aside = self._topic(name), goal.plan, 0, 0
-        for _ in range(self._store.config.commit_attempts):
-            missing = self._missing(topic, plan, goal)
-            if missing is None:
-                return PublishResult(refused=refused, set_aside=set_aside)
-            try:
-                result = self._appended(topic, missing, goal, goal.mark)
-            except CommitRefusedError:
-                refused += 1
-            except Exception as error:
-                problems = self._culprits(topic, missing, goal.facts, error)
-                if not problems:
+
+        def compute() -> PublishResult:
+            nonlocal plan, refused, set_aside
+            while (missing := self._missing(topic, plan, goal)) is not None:
+                try:
+                    result = self._appended(topic, missing, goal, goal.mark)
+                except CommitRefusedError:
+                    refused += 1
                     raise
-                set_aside += self._set_aside(problems, goal.after)
-                plan = _without(missing, goal.facts, problems)
-            else:
-                return replace(result, refused=refused, set_aside=set_aside)
-        raise CommitConflictError(name, f"other publishers were faster {refused} times")
+                except Exception as error:
+                    problems = self._culprits(topic, missing, goal.facts, error)
+                    if not problems:
+                        raise
+                    set_aside += self._set_aside(problems, goal.after)
+                    plan = _without(missing, goal.facts, problems)
+                else:
+                    return replace(result, refused=refused, set_aside=set_aside)
+            return PublishResult(refused=refused, set_aside=set_aside)
+
+        return until_committed(topic.table, compute, self._store.config.commit_attempts)
 
     def write_late(self, name: str, goal: Goal, given_up: Collection[str]) -> PublishResult:
         """Append messages that the topic has passed without them, each once.
@@ -169,23 +172,28 @@ class TopicWriter:
         Raises: as `write`.
         """
         topic, plan, refused = self._topic(name), goal.plan.of_topic(name, NOTHING), 0
-        for _ in range(self._store.config.commit_attempts):
-            self._refreshed_end(topic)
-            missing = plan.only(pa.array(~_is_shown(topic, plan, goal.facts)))
-            if missing.rows.num_rows == 0:
-                return PublishResult(refused=refused)
-            try:
-                result = self._appended(topic, missing, goal, NOTHING)
-            except CommitRefusedError:
-                refused += 1
-            except Exception as error:
-                problems = self._culprits(topic, missing, goal.facts, error)
-                if not problems or not problems.keys() <= set(given_up):
+
+        def compute() -> PublishResult:
+            nonlocal plan, refused
+            self._checked_end(topic)
+            shown = _is_shown(topic, plan, goal.facts)
+            while (missing := plan.only(pa.array(~shown))).rows.num_rows:
+                try:
+                    result = self._appended(topic, missing, goal, NOTHING)
+                except CommitRefusedError:
+                    refused += 1
                     raise
-                plan = _without(plan, goal.facts, problems)
-            else:
-                return replace(result, refused=refused)
-        raise CommitConflictError(name, f"other publishers were faster {refused} times")
+                except Exception as error:
+                    problems = self._culprits(topic, missing, goal.facts, error)
+                    if not problems or not problems.keys() <= set(given_up):
+                        raise
+                    plan = _without(plan, goal.facts, problems)
+                    shown = _is_shown(topic, plan, goal.facts)
+                else:
+                    return replace(result, refused=refused)
+            return PublishResult(refused=refused)
+
+        return until_committed(topic.table, compute, self._store.config.commit_attempts)
 
     def mark(self, name: str) -> int:
         """Return the op version up to which a topic has its messages now. Raises: as `write`."""
@@ -236,21 +244,25 @@ class TopicWriter:
     def _try_once(self, name: str, goal: Goal) -> PublishResult:
         """Append the missing messages to a topic; a refused commit and all errors are raised."""
         topic = self._topic(name)
+        topic.table.refresh()
         missing = self._missing(topic, goal.plan, goal)
         if missing is None:
             return PublishResult()
         return self._appended(topic, missing, goal, goal.mark)
 
     def _missing(self, topic: TopicLog, plan: Plan, goal: Goal) -> Plan | None:
-        """Plan what the newest version of a topic lacks; None if it lacks nothing."""
-        self._refreshed_end(topic)
+        """Plan what the pinned version of a topic lacks; None if it lacks nothing."""
+        self._checked_end(topic)
         self._check_not_ahead(topic, goal.mark)
         missing = plan.of_topic(topic.name, max(goal.after, topic.mark))
         return missing if goal.mark > topic.mark and missing.rows.num_rows else None
 
     def _refreshed_end(self, topic: TopicLog) -> TopicEnd:
-        """Read how far the newest version is. Raises: TopicBehindError if it was further before."""
         topic.table.refresh()
+        return self._checked_end(topic)
+
+    def _checked_end(self, topic: TopicLog) -> TopicEnd:
+        """Return how far the pinned version is. Raises: TopicBehindError if it was further."""
         end, seen = topic.end, self.ends.get(topic.name)
         if seen is not None and end.is_behind(seen):
             problem = (
@@ -269,7 +281,7 @@ class TopicWriter:
         if topic.mark <= mark:
             return
         # Another publisher may have settled more.
-        settled = self._store.tables.settled_log(self._op.table.table_id).mark
+        settled = self._store.tables.settled_log(self._op.table.log.table_id).mark
         if topic.mark > settled:
             problem = f"is published up to {topic.mark}, but only {settled} is settled"
             raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
@@ -324,7 +336,7 @@ class TopicWriter:
         offsets = pa.array(np.zeros(plan.rows.num_rows, dtype=np.int64))
         engine = self._engines.engine_for(plan, topic.table)
         files = engine.write(topic.table, plan, offsets, self._clock.now_ms())
-        delete_files(topic.table, [file.path for file in files])
+        delete_files(topic.table.folder, [file.path for file in files])
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -337,7 +349,7 @@ class TopicWriter:
             if name in self._clashes:
                 problem = f"the topic {self._clashes[name]} differs only in case"
                 raise TopicConflictError("topic", name, problem)
-            topic = self._store.tables.topic_log(name, self._op.table.table_id)
+            topic = self._store.tables.topic_log(name, self._op.table.log.table_id)
             if not topic.table.exists():
                 if name in self.ends:
                     problem = f"had {self.ends[name].messages:,} messages, and its table is gone"
@@ -390,7 +402,7 @@ def _owners_of_file(plan: Plan, facts: pa.Table, error: UnreadableFileError) -> 
     sources = [plan.files[number] for number in numbers]
     problem = str(error)
     files = [UnreadableFile(source.file, None, None, problem) for source in sources]
-    if any(s.table.has_replaced([f]) for s, f in zip(sources, files, strict=True)):
+    if any(s.table.search.has_replaced([f]) for s, f in zip(sources, files, strict=True)):
         return {}
     is_in_file = pc.is_in(plan.rows["file"], value_set=pa.array(numbers, pa.int32()))
     owners = pc.unique(plan.owners(facts).filter(is_in_file)).drop_null()
@@ -433,7 +445,7 @@ def _is_shown(topic: TopicLog, plan: Plan, facts: pa.Table) -> Flags:
     """Tell which messages the topic has already; one commit appends all messages of a fact."""
     owners = plan.owners(facts)
     ids = pc.unique(owners).drop_null()
-    rows = topic.table.rows_of("transaction_id", ids, ("transaction_id", "op_version"))
+    rows = topic.table.search.rows_of("transaction_id", ids, ("transaction_id", "op_version"))
     return flags(pc.is_in(_key(owners, plan.rows), value_set=_key(rows["transaction_id"], rows)))
 
 

@@ -15,11 +15,10 @@ from txmq.delta.parquet import (
     staging_folder,
     written_by_spark,
 )
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import (
     InvalidBodyError,
     InvalidMessageError,
-    InvalidMessageTypeError,
     SchemaMismatchError,
 )
 from txmq.ground.clock import timestamp
@@ -99,10 +98,10 @@ class DataFrameSend:
         except InvalidMessageError:
             # What a producer may not delete is removed by maintenance.
             with suppress(OSError):
-                half.filesystem.delete_dir(folder)
+                half.folder.filesystem.delete_dir(folder)
             raise
         partition = partition_of(origin)
-        return written_by_spark(folder, half.filesystem, HALF.statistics_columns, partition)
+        return written_by_spark(folder, half.folder.filesystem, HALF.statistics_columns, partition)
 
     def _half_rows(self, origin: HalfOrigin, first_sequence: int, queue_count: int) -> DataFrame:
         import pyspark.sql.functions as F  # noqa: N812
@@ -160,7 +159,7 @@ def _check_dataframe(dataframe: Any) -> None:
     # Spark Connect has a DataFrame class of its own, so check attributes and not the class.
     if not hasattr(dataframe, "isStreaming") or not hasattr(dataframe, "dtypes"):
         problem = f"must be a Spark DataFrame, not {type(dataframe).__name__}"
-        raise InvalidMessageTypeError("dataframe", problem)
+        raise InvalidMessageError("dataframe", problem)
     faults = _schema_faults(dataframe.dtypes)
     if dataframe.isStreaming:
         faults.append("it is a stream; call send_dataframe inside foreachBatch")

@@ -217,7 +217,7 @@ class LogTraffic:
     def _has_news(self) -> bool:
         """Tell whether there are commits; true also where nobody can tell."""
         try:
-            news = [table for table in self._tables if table.has_news()]
+            news = [table for table in self._tables if table.log.has_news()]
             for table in news:
                 table.refresh()
         except StorageError:

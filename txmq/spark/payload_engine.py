@@ -14,7 +14,7 @@ import pyarrow as pa
 from txmq.delta.files import DataFile
 from txmq.delta.folder import inside, spark_location
 from txmq.delta.parquet import NewFile, staging_folder, written_by_spark
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import Integers, in_order
@@ -63,7 +63,7 @@ class SparkEngine:
         pa.default_memory_pool().release_unused()
         with _as_storage_error(topic.name):
             writer.parquet(f"{spark_location(topic.location)}/{folder}")
-        return written_by_spark(folder, topic.filesystem, TOPIC.statistics_columns, {})
+        return written_by_spark(folder, topic.folder.filesystem, TOPIC.statistics_columns, {})
 
     def _copied(self, half: Table, job: _SparkJob, now_ms: int) -> DataFrame:
         """Join each file with its row of arrays; a row of the file takes its element of each."""

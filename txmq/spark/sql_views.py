@@ -196,7 +196,7 @@ def _duckdb_files(store: Store, path: str) -> str:
     names = [name for name in columns if name in _TYPES and name not in partitions]
     none = ", ".join(f"CAST(NULL AS {_TYPES[name]}) AS {name}" for name in names)
     parts = [f"SELECT {none} WHERE false"]
-    files = [_text(f"{table.location}/{_plain(path, file.path)}") for file in table.files()]
+    files = [_text(f"{table.location}/{_plain(path, file.path)}") for file in table.files.all()]
     if files:
         listed = ", ".join(files)
         parts.append(_READ_FILES.format(files=listed))

@@ -180,7 +180,7 @@ class Consumer:
         return united(frames, self.namespace)
 
     def _is_newest(self, topic: str, at_ms: int) -> bool:
-        times_ms = self.store.tables.table_at(f"topics/{topic}").commit_times_ms()
+        times_ms = self.store.tables.table_at(f"topics/{topic}").folder.commit_times_ms()
         return at_ms >= max(times_ms.values(), default=0)
 
     def subscribe(  # noqa: PLR0913 - the arguments of a consumer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.delta.commit_writer import Passed
 from txmq.delta.failures import process_id
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.message.lifecycle import ClaimKind
 from txmq.store.op import OpLog, OpRow, op_table
 
@@ -51,7 +51,7 @@ class ClaimWriter:
     def append_table(self, rows: pa.Table, note: str = "") -> None:
         """Append claims, given as columns of OP, in one commit; this sets queue and ordinals.
 
-        `note` is as in `Table.append`.
+        `note` is as in `TableWriter.append`.
 
         Retry: after an error the claims may be in the log. Pass the same table object again, and
         they are written once.
@@ -100,13 +100,13 @@ class NumberedCommits:
         if not is_retry:
             self._last = _Commit(self._last.number + 1, rows)
         if is_retry and self._has_landed():
-            self._version = self._table.version_of(self._app_id, self._last.number)
+            self._version = self._table.log.version_of(self._app_id, self._last.number)
         else:
             self._version = write(self._app_id, self._last.number)
         self._last = _Commit(self._last.number)
 
     def _has_landed(self) -> bool:
-        return (self._table.reopen().mark(self._app_id) or 0) >= self._last.number
+        return (self._table.reopen().log.mark(self._app_id) or 0) >= self._last.number
 
     def last_version(self) -> int:
         """Return the version of the last commit, which need not be the newest; 0 commits."""
@@ -140,7 +140,7 @@ class PassingClaims:
         # Claims about transactions that began before this version may have been missed.
         self._since = -1
         self.followed: int | None = None
-        table.watch = self._passed
+        table.writer.watch = self._passed
 
     def claimed(self, ends: Iterable[tuple[str, ClaimKind]], since: int | None) -> list[str]:
         """Return the transactions whose end others may have claimed, if they began at `since`.
@@ -186,5 +186,5 @@ class PassingClaims:
         # A compaction adds rows that were there before, and may add very many.
         news = [action for action in commit.actions.added if action.get("dataChange", True)]
         actions = replace(commit.actions, added=news)
-        rows = self._table.added_rows(actions, _COLUMNS).to_pylist()
+        rows = self._table.rows.added_rows(actions, _COLUMNS).to_pylist()
         return [row["transaction_id"] for row in rows if row["kind"] != ClaimKind.UNKNOWN.value]

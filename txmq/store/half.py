@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import UnreadableFile
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import Groups, Integers, first_of_each, flags, integers, only
 from txmq.message.delay_levels import delay_s_of
@@ -80,17 +80,19 @@ class HalfLog:
 
     def summaries(self, transaction_ids: pa.Array) -> pa.Table:
         """Read SUMMARY_COLUMNS of all rows of these transactions, duplicates included."""
-        return self.table.rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
+        return self.table.search.rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
 
     def readable_summaries(
         self, transaction_ids: pa.Array
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         """Read as `summaries`, without the files that cannot be read, which are returned."""
-        return self.table.readable_rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
+        return self.table.search.readable_rows_of(
+            "transaction_id", transaction_ids, SUMMARY_COLUMNS
+        )
 
     def rows(self, transaction_ids: pa.Array) -> pa.Table:
         """Read all columns of all rows of these transactions, duplicates included."""
-        return self.table.rows_of("transaction_id", transaction_ids, HALF.columns.names)
+        return self.table.search.rows_of("transaction_id", transaction_ids, HALF.columns.names)
 
     def readable_delayed_of(
         self, transaction_ids: pa.Array
@@ -100,7 +102,9 @@ class HalfLog:
         Files that cannot be read are left out, and returned.
         """
         columns = (*DELAYED_COLUMNS, *DELAY_COLUMNS)
-        rows, unreadable = self.table.readable_rows_of("transaction_id", transaction_ids, columns)
+        rows, unreadable = self.table.search.readable_rows_of(
+            "transaction_id", transaction_ids, columns
+        )
         rows = rows.filter(is_delayed(rows)).select(list(DELAYED_COLUMNS))
         return once_each(rows), unreadable
 
@@ -121,10 +125,12 @@ class HalfLog:
         return self._halves(summaries, self._readable_digests)
 
     def _digests(self, transaction_ids: pa.Array) -> pa.Table:
-        return self.table.rows_of("transaction_id", transaction_ids, COMPARED_COLUMNS, digests)
+        return self.table.search.rows_of(
+            "transaction_id", transaction_ids, COMPARED_COLUMNS, digests
+        )
 
     def _readable_digests(self, transaction_ids: pa.Array) -> pa.Table:
-        return self.table.readable_rows_of(
+        return self.table.search.readable_rows_of(
             "transaction_id", transaction_ids, COMPARED_COLUMNS, digests
         )[0]
 

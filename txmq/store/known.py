@@ -76,7 +76,7 @@ class KnownReader:
         ends = self._ends.ends_of(transaction_ids)
         ids = pa.array(transaction_ids, pa.string())
         halves = self._logs.half.halves_of(transaction_ids)
-        rows = self._logs.settled.table.rows_of("transaction_id", ids, _COLUMNS)
+        rows = self._logs.settled.table.search.rows_of("transaction_id", ids, _COLUMNS)
         facts = {
             row["transaction_id"]: row for row in last_facts(without_deliveries(rows)).to_pylist()
         }
@@ -188,7 +188,7 @@ class Forgotten:
     @property
     def before(self) -> date | None:
         """The day before which transactions may be gone; None if retention has taken nothing."""
-        if self._seen is None or self._register.table.has_news():
+        if self._seen is None or self._register.table.log.has_news():
             self._seen = self._register.read()
         day = self._seen.value.get(FORGOTTEN_BEFORE)
         return None if day is None else date.fromisoformat(day)

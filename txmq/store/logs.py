@@ -10,7 +10,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import (
     AlreadyResolvedError,
     IncompleteTransactionError,

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.actions import commit_path
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import ConfigError, StorageError, StoreFormatError, StoreNotFoundError, shown
 from txmq.ground.clock import Clock, affine, follows_storage, milliseconds, timestamp
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
@@ -88,7 +88,7 @@ class OpLog:
     def table_id(self) -> str:
         """The id of the op log. Raises: as `refresh`."""
         with self._naming_the_file():
-            return self.table.table_id
+            return self.table.log.table_id
 
     @contextmanager
     def _naming_the_file(self) -> Iterator[None]:
@@ -97,7 +97,7 @@ class OpLog:
         except StoreNotFoundError:
             raise
         except StorageError:
-            newest = self.table.newest_commit()
+            newest = self.table.folder.newest_commit()
             self.check_commits(newest - 1, newest)
             raise
 
@@ -109,7 +109,7 @@ class OpLog:
         Raises: StorageError; it names the file.
         """
         for version in range(after + 1, through + 1):
-            problem = self.table.commit_problem(version)
+            problem = self.table.folder.commit_problem(version)
             if problem is not None:
                 raise StorageError("op", f"{commit_path(version)} {problem}: {_CURE}")
 
@@ -120,7 +120,7 @@ class OpLog:
         and one bad row must not stop all transactions. So are claims in the name of a group with a
         key that this key has not signed.
         """
-        return self._trusted(partial(self.table.changes, after + 1, through), warns=True)
+        return self._trusted(partial(self.table.changes.read, after + 1, through), warns=True)
 
     def first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
         """Read as `between`, up to the commit with which there are enough rows.
@@ -151,7 +151,7 @@ class OpLog:
         def read(columns: Sequence[str]) -> pa.Table:
             nonlocal end
             span = (after + 1, through)
-            rows, end = self.table.first_changes(*span, columns, enough_rows, _CURE)
+            rows, end = self.table.changes.read_first(*span, columns, enough_rows, _CURE)
             return rows
 
         return self._trusted(read, warns=True), end
@@ -172,7 +172,7 @@ class OpLog:
 
         Malformed rows and those that were not signed are left out, as in `between`.
         """
-        return self._trusted(partial(self.table.rows_of, "transaction_id", transaction_ids))
+        return self._trusted(partial(self.table.search.rows_of, "transaction_id", transaction_ids))
 
     def _trusted(
         self, read: Callable[[Sequence[str]], pa.Table], *, warns: bool = False
@@ -194,11 +194,11 @@ class OpLog:
         if not follows_storage(clock):
             return {}
         paths = {commit_path(version): version for version in versions}
-        written_ms = self.table.written_ms(list(paths))
+        written_ms = self.table.folder.written_ms(list(paths))
         return {paths[path]: affine(clock).at(ms) for path, ms in written_ms.items()}
 
     def append(self, rows: Sequence[OpRow], queue_id: int, *, app_id: str, number: int) -> int:
-        """Append claims in one commit and return its version. Raises: as `Table.append`."""
+        """Append claims in one commit and return its version. Raises: as `TableWriter.append`."""
         return self.append_table(op_table(rows, queue_id), queue_id, app_id=app_id, number=number)
 
     def append_table(
@@ -206,13 +206,13 @@ class OpLog:
     ) -> int:
         """Append claims, given as columns of OP, in one commit; set queue, ordinals and date."""
         claims = self._storable(self._keys.signed(_as_one_commit(rows, queue_id)))
-        return self.table.append(claims, app_id=app_id, number=number, note=note)
+        return self.table.writer.append(claims, app_id=app_id, number=number, note=note)
 
     @property
     def _has_signatures(self) -> bool:
         # Looked at once: a pinned version that is newer is another read of the log.
         if self._stores_signatures is None:
-            self._stores_signatures = SIGNATURE in self.table.column_names
+            self._stores_signatures = SIGNATURE in self.table.log.column_names
         return self._stores_signatures
 
     def _storable(self, rows: pa.Table) -> pa.Table:

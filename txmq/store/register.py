@@ -9,11 +9,12 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from txmq.delta.failures import pause
+from txmq.delta.failures import until_committed
 from txmq.delta.files import DataFile
-from txmq.delta.log import begin_anew, newest_version
-from txmq.delta.storage import Table
+from txmq.delta.log_files import begin_anew, newest_version
+from txmq.delta.table import Table
 from txmq.errors import (
+    CommitConflictError,
     CommitRefusedError,
     StorageError,
     StoreFormatError,
@@ -70,13 +71,17 @@ class Register:
                 the error names the place in it; or its newest commit is empty.
         """
         self.table.refresh()
-        if (lost := self.table.emptied_commit) is not None:
+        return self.read_pinned()
+
+    def read_pinned(self) -> Registered:
+        """Return the value of the version that the table is pinned to. Raises: as `read`."""
+        if (lost := self.table.log.emptied_commit) is not None:
             # The value before it would count again, and what was promised since would not.
             problem = f"its newest change, {lost}, is empty; put that file back from a backup"
             raise StoreFormatError(self.table.name, f"{problem}, or remove it to undo that change")
-        files = self.table.files()
+        files = self.table.files.all()
         self._check_size(files)
-        rows = self.table.read(files, ("revision", "value")).to_pylist()
+        rows = self.table.rows.read(files, ("revision", "value")).to_pylist()
         if not rows:
             return Registered(0, {})
         newest = max(rows, key=lambda row: row["revision"] or 0)
@@ -88,7 +93,7 @@ class Register:
         Raises: CommitRefusedError if another process swapped it, or if this object did not read
             `seen` last.
         """
-        if (self.table.mark(REVISION_MARK) or 0) != seen.revision:
+        if (self.table.log.mark(REVISION_MARK) or 0) != seen.revision:
             problem = "was changed by another process; read it again"
             raise CommitRefusedError(self.table.name, problem)
         revision = seen.revision + 1
@@ -101,18 +106,22 @@ class Register:
             # Who reads it would refuse it, for ever.
             problem = f"would be strange: {printable(strange)}; nothing was written"
             raise StorageError(self.table.name, problem)
-        self.table.replace(_row(revision, text, now_ms), {REVISION_MARK: revision})
+        self.table.writer.replace(_row(revision, text, now_ms), {REVISION_MARK: revision})
         reached(FailPoint.REGISTER_SWAPPED)
         return Registered(revision, value)
 
     def read_unseen(self) -> Registered:
-        """Return no value, to replace one that cannot be read; 0 commits. Raises: StorageError."""
-        self.table.refresh()
-        return Registered(self.table.mark(REVISION_MARK) or 0, {})
+        """Return no value, to replace the pinned one that cannot be read; 0 commits.
+
+        The table is not refreshed: a value that another process has put there since is not lost.
+
+        Raises: StorageError.
+        """
+        return Registered(self.table.log.mark(REVISION_MARK) or 0, {})
 
     def newest_version(self) -> int:
         """Return the newest version of its table, which may be unreadable. Raises: StorageError."""
-        return newest_version(self.table)
+        return newest_version(self.table.folder)
 
     def begin_anew(self, value: dict[str, Any], after: int, now_ms: int, interval: int) -> bool:
         """Put a value in the place of all that cannot be read: one commit, see `delta.log`.
@@ -124,7 +133,7 @@ class Register:
         return begin_anew(self.table, rows, {REVISION_MARK: after + 1}, after, interval)
 
     def _check_size(self, files: Sequence[DataFile]) -> None:
-        sizes = [self.table.footer_sizes(file, ("value",)) for file in files]
+        sizes = [self.table.rows.footer_sizes(file, ("value",)) for file in files]
         # A repeated value may be stored once.
         size_bytes = sum(size.bytes * max(size.rows, 1) for size in sizes)
         if size_bytes > VALUE_BYTES_MAX:
@@ -178,7 +187,7 @@ class SharedValue(Generic[Value]):
 
     def has_news(self) -> bool:
         """Tell whether there is a newer version; this looks for one file name."""
-        return self._register.table.has_news()
+        return self._register.table.log.has_news()
 
     def read(self) -> Value:
         """Return the newest value; 0 commits. Raises: StoreFormatError if it has another shape."""
@@ -201,24 +210,26 @@ class SharedValue(Generic[Value]):
     ) -> Value:
         """Replace the newest value by `change` of it: one commit, none if it stays the same.
 
-        `change` is called again after each lost race. If `unreadable` is given, it is told of a
-        value that cannot be read, which is then taken for an empty one and replaced.
+        `change` is called again after each lost race, as `until_committed` says. If `unreadable` is
+        given, it is told of a value that cannot be read, which is then taken for an empty one and
+        replaced.
 
         Raises: CommitRefusedError after SWAP_ATTEMPTS lost races.
         """
-        for attempt in range(SWAP_ATTEMPTS):
+
+        def compute() -> Value:
             seen, before = self._seen(unreadable)
             after = change(before)
             if after == before:
                 return before
-            try:
-                self._register.swap(seen, self._to_value(after), now_ms)
-            except CommitRefusedError:
-                pause(min(attempt, 3))
-                continue
+            self._register.swap(seen, self._to_value(after), now_ms)
             return after
-        problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
-        raise CommitRefusedError(self._name, problem)
+
+        try:
+            return until_committed(self._register.table, compute, SWAP_ATTEMPTS)
+        except CommitConflictError as error:
+            problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
+            raise CommitRefusedError(self._name, problem) from error
 
     def newest_version(self) -> int:
         """Return the newest version of its table, as the register does."""
@@ -230,7 +241,7 @@ class SharedValue(Generic[Value]):
 
     def _seen(self, unreadable: Callable[[StorageError], None] | None) -> tuple[Registered, Value]:
         try:
-            seen = self._register.read()
+            seen = self._register.read_pinned()
             return seen, self._shaped(seen.value)
         except (StoreFormatError, UnreadableFileError) as error:
             if unreadable is None:

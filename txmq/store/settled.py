@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from txmq.delta.actions import commit_path
 from txmq.delta.files import DataFile, UnreadableFile
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import StorageError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import flags
@@ -49,18 +49,18 @@ class SettledLog:
     @property
     def mark(self) -> int:
         """The op version up to which this handle's facts are complete; NOTHING without a mark."""
-        version = self.table.mark(self.mark_id)
+        version = self.table.log.mark(self.mark_id)
         return NOTHING if version is None else version
 
     @property
     def fingerprint(self) -> int | None:
         """The fingerprint of the op log's commit at the mark; a restored op log has another."""
-        return self.table.mark(self._fingerprint_id)
+        return self.table.log.mark(self._fingerprint_id)
 
     @property
     def set_aside_count(self) -> int:
         """How often transactions were set aside or settled late; see `store.set_aside`."""
-        return self.table.mark(SET_ASIDE_MARK) or 0
+        return self.table.log.mark(SET_ASIDE_MARK) or 0
 
     @property
     def half_seen(self) -> tuple[int, int | None]:
@@ -68,14 +68,14 @@ class SettledLog:
 
         A half log that was restored is older, or has another commit there.
         """
-        version = self.table.mark(HALF_MARK)
-        return NOTHING if version is None else version, self.table.mark(HALF_FINGERPRINT)
+        version = self.table.log.mark(HALF_MARK)
+        return NOTHING if version is None else version, self.table.log.mark(HALF_FINGERPRINT)
 
     @property
     def forgotten(self) -> dict[str, int]:
         """How many transactions of each final state retention has taken so far."""
         return {
-            state.value: self.table.mark(f"{_FORGOTTEN}{state.value}") or 0
+            state.value: self.table.log.mark(f"{_FORGOTTEN}{state.value}") or 0
             for state in sorted(FINAL_STATES)
         }
 
@@ -86,22 +86,22 @@ class SettledLog:
         first; StorageError.
         """
         before = self.forgotten
-        counts = Counter(self.table.read(files, ("state",))["state"].to_pylist())
+        counts = Counter(self.table.rows.read(files, ("state",))["state"].to_pylist())
         marks = {
             f"{_FORGOTTEN}{state}": number + counts[state]
             for state, number in before.items()
             if counts[state]
         }
-        self.table.remove(files, marks)
+        self.table.writer.remove(files, marks)
 
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
         """Read FACT_COLUMNS of the facts about these transactions, without facts of deliveries."""
-        rows = self.table.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
+        rows = self.table.search.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
         return without_deliveries(rows)
 
     def deliveries_of(self, transaction_ids: pa.Array) -> pa.Table:
         """Read DELIVERY_COLUMNS of all facts about delayed messages of these transactions."""
-        rows = self.table.rows_of("transaction_id", transaction_ids, DELIVERY_COLUMNS)
+        rows = self.table.search.rows_of("transaction_id", transaction_ids, DELIVERY_COLUMNS)
         return rows.filter(_is_delivery(rows))
 
     def standings(self, transaction_ids: pa.Array) -> dict[str, Standing]:
@@ -115,13 +115,15 @@ class SettledLog:
     def group_of(self, transaction_id: str) -> str | None:
         """Read the producer group in the facts about a transaction; None without any."""
         ids = pa.array([transaction_id], pa.string())
-        rows = self.table.rows_of("transaction_id", ids, ("transaction_id", "producer_group"))
+        rows = self.table.search.rows_of(
+            "transaction_id", ids, ("transaction_id", "producer_group")
+        )
         groups = rows["producer_group"].to_pylist()
         return str(groups[0]) if groups else None
 
     def between(self, after: int, through: int, columns: Sequence[str] = FACT_COLUMNS) -> pa.Table:
         """Read the facts whose claims are in the commits after `after` up to `through`."""
-        rows = self.table.read(self.table.files_beyond("op_version", after), columns)
+        rows = self.table.rows.read(self.table.files.beyond("op_version", after), columns)
         version = rows["op_version"]
         return rows.filter(pc.and_(pc.greater(version, after), pc.less_equal(version, through)))
 
@@ -142,7 +144,7 @@ class SettledLog:
 
         Raises: StorageError; it names the file.
         """
-        for version in self.table.snapshot.empty:
+        for version in self.table.log.snapshot.empty:
             if self._may_hold(version, after):
                 cure = "restore this file; until then nothing is published and nothing skipped"
                 raise StorageError("settled", f"{commit_path(version)} lost its content: {cure}")
@@ -162,8 +164,8 @@ class SettledLog:
     def _mark_in(self, versions: range) -> int | None:
         """Return the mark of the first of these commits that has one; None if nobody knows."""
         for version in versions:
-            marks = self.table.marks_of(version)
-            if marks is None or version in self.table.snapshot.empty:
+            marks = self.table.folder.marks_of(version)
+            if marks is None or version in self.table.log.snapshot.empty:
                 return None
             if self.mark_id in marks:
                 return marks[self.mark_id]
@@ -172,7 +174,7 @@ class SettledLog:
 
     def to_show_of(self, transaction_ids: pa.Array, through: int) -> pa.Table:
         """Read as `to_show`, of some transactions, however old their facts are."""
-        rows = self.table.rows_of("transaction_id", transaction_ids, SHOWN_COLUMNS)
+        rows = self.table.search.rows_of("transaction_id", transaction_ids, SHOWN_COLUMNS)
         return self._to_show(rows.filter(pc.less_equal(rows["op_version"], through)))
 
     def _to_show(self, facts: pa.Table) -> pa.Table:
@@ -208,14 +210,14 @@ class SettledLog:
             HALF_FINGERPRINT: half_fingerprint,
         }
         more = {name: number for name, number in marks.items() if number is not None}
-        self.table.swap(rows, {self.mark_id: mark, **more})
+        self.table.writer.swap(rows, {self.mark_id: mark, **more})
 
     def add(self, rows: pa.Table, set_aside_count: int) -> None:
         """Append the facts of transactions that waited, in one commit; the mark stays.
 
         Raises: CommitRefusedError if another publisher set transactions aside or settled them.
         """
-        self.table.swap(rows, {SET_ASIDE_MARK: set_aside_count})
+        self.table.writer.swap(rows, {SET_ASIDE_MARK: set_aside_count})
 
 
 def _life_key(facts: pa.Table) -> pa.ChunkedArray:
@@ -305,13 +307,13 @@ class ScheduleLog:
 
     def has_news(self) -> bool:
         """Tell whether the table has a newer version than this object shows."""
-        return self.table.has_news() if self.is_there else self.table.exists()
+        return self.table.log.has_news() if self.is_there else self.table.exists()
 
     def messages_of(self, transaction_ids: pa.Array) -> pa.Table:
         """Read DELAYED_COLUMNS of all messages of these transactions; 0 commits."""
         if not self.is_there:
             return _NO_MESSAGES
-        return self.table.rows_of("transaction_id", transaction_ids, DELAYED_COLUMNS)
+        return self.table.search.rows_of("transaction_id", transaction_ids, DELAYED_COLUMNS)
 
     def readable_messages_of(
         self, transaction_ids: pa.Array
@@ -322,7 +324,9 @@ class ScheduleLog:
         """
         if not self.is_there:
             return _NO_MESSAGES, ()
-        return self.table.readable_rows_of("transaction_id", transaction_ids, DELAYED_COLUMNS)
+        return self.table.search.readable_rows_of(
+            "transaction_id", transaction_ids, DELAYED_COLUMNS
+        )
 
     def due_dates(self) -> set[date]:
         """List the due dates of all messages in the schedule; reads no rows."""
@@ -340,7 +344,7 @@ class ScheduleLog:
         """
         for _ in range(REPLACED_ATTEMPTS):
             rows, unreadable = self._readable(day, after, columns)
-            if not unreadable or not self.table.has_replaced(unreadable):
+            if not unreadable or not self.table.search.has_replaced(unreadable):
                 break
         return rows, unreadable
 
@@ -348,12 +352,14 @@ class ScheduleLog:
         self, day: date, after: int, columns: Sequence[str]
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         is_all = not self.is_there or after < 0
-        files = self._all_files() if is_all else self.table.files_beyond("op_version", after)
-        parts, unreadable = [self.table.read([], columns)], []
+        files = self._all_files() if is_all else self.table.files.beyond("op_version", after)
+        parts, unreadable = [self.table.rows.read([], columns)], []
         for file in files:
             if file.partition["due_date"] != day:
                 continue
-            rows, problem = self.table.readable(file, partial(self.table.read, [file], columns))
+            rows, problem = self.table.search.readable(
+                file, partial(self.table.rows.read, [file], columns)
+            )
             if rows is None:
                 unreadable.append(UnreadableFile(file, None, None, problem))
             else:
@@ -365,7 +371,7 @@ class ScheduleLog:
             return []
         version = self.table.version
         if version not in self._files:
-            self._files = {version: self.table.files()}
+            self._files = {version: self.table.files.all()}
         return self._files[version]
 
 

@@ -150,7 +150,7 @@ class Store:
         if not register.exists:
             if not store.is_remote:
                 # delta-rs finds no table in a folder that this process may not enter.
-                register.table.has_commit(0)
+                register.table.folder.has_commit(0)
             raise StoreNotFoundError(store.location, "holds no store; make one with txmq init")
         seen = register.read()
         if not seen.revision:
@@ -242,7 +242,7 @@ class Store:
         return [name for name in names if name not in deleted or self._has_rows(name)]
 
     def _has_rows(self, topic: str) -> bool:
-        return bool(self.tables.table_at(f"topics/{topic}").files())
+        return bool(self.tables.table_at(f"topics/{topic}").files.all())
 
     def topic_location(self, topic: str) -> str:
         """Return the location of a topic's table, which any Delta reader can load; 0 commits.

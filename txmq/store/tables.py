@@ -16,7 +16,7 @@ import pyarrow.fs as pa_fs
 from txmq.delta.failures import read_errors
 from txmq.delta.folder import rooted_filesystem
 from txmq.delta.schemas import TableSchema
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import ConfigError, InvalidNameError, StoreFormatError, shown
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.body_schema import BodySchema
@@ -240,7 +240,7 @@ class StoreTables:
     def _create(
         self, schema: TableSchema, path: str, properties: Mapping[str, str] | None = None
     ) -> None:
-        self.table(schema, path).create(self._config.checkpoint_interval, properties)
+        self.table(schema, path).writer.create(self._config.checkpoint_interval, properties)
         reached(FailPoint.STORE_TABLE_CREATED)
 
 

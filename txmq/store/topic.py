@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.followed import FollowedTable
 from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import TableSchema
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import BodySchemaConflictError
 from txmq.message.body_schema import BodySchema, parsed_schema
 from txmq.message.codec import are_erased
@@ -74,23 +73,23 @@ class TopicLog:
     @property
     def mark(self) -> int:
         """The op version up to which this handle's messages are complete."""
-        version = self.table.mark(self.mark_id)
+        version = self.table.log.mark(self.mark_id)
         return NOTHING if version is None else version
 
     @property
     def fingerprint(self) -> int | None:
         """The fingerprint of the op log's commit at the mark; None where it is not known."""
-        return self.table.mark(self._fingerprint_id) or None
+        return self.table.log.mark(self._fingerprint_id) or None
 
     def next_offsets(self, queue_ids: Sequence[int]) -> dict[int, int]:
         """Return the offset of the next message of each queue; retention does not change it."""
-        return {queue: self.table.mark(f"{OFFSET_MARK}{queue}") or 0 for queue in queue_ids}
+        return {queue: self.table.log.mark(f"{OFFSET_MARK}{queue}") or 0 for queue in queue_ids}
 
     @property
     def end(self) -> TopicEnd:
         """How far this handle's version is."""
-        rebuilds = self.table.mark(REBUILD_MARK) or 0
-        messages = sum(self.table.marks(OFFSET_MARK).values())
+        rebuilds = self.table.log.mark(REBUILD_MARK) or 0
+        messages = sum(self.table.log.marks(OFFSET_MARK).values())
         return TopicEnd(rebuilds, self.mark, messages)
 
     @property
@@ -99,14 +98,14 @@ class TopicLog:
 
         A rebuild counts too.
         """
-        return (self.table.mark(LATE_MARK) or 0) + (self.table.mark(REBUILD_MARK) or 0)
+        return (self.table.log.mark(LATE_MARK) or 0) + (self.table.log.mark(REBUILD_MARK) or 0)
 
     def swap(self, rows: pa.Table, mark: int, next_offsets: Mapping[int, int]) -> None:
         """Append messages and set mark and offsets, in one commit.
 
         Raises: CommitRefusedError if another publisher was faster.
         """
-        self.table.swap(rows, self._marks(mark, next_offsets))
+        self.table.writer.swap(rows, self._marks(mark, next_offsets))
 
     def swap_files(
         self,
@@ -123,14 +122,16 @@ class TopicLog:
         before the mark that the topic had.
         """
         late = self._late_mark() if is_late else {}
-        self.table.swap_files(files, {**self._marks(mark, next_offsets, fingerprint), **late})
+        self.table.writer.swap_files(
+            files, {**self._marks(mark, next_offsets, fingerprint), **late}
+        )
 
     def add_files(self, files: Sequence[NewFile], next_offsets: Mapping[int, int]) -> None:
         """Append messages whose claims lie before the mark, which stays, in one commit.
 
         Raises: CommitRefusedError if another publisher wrote to one of these queues.
         """
-        self.table.swap_files(files, {**_offset_marks(next_offsets), **self._late_mark()})
+        self.table.writer.swap_files(files, {**_offset_marks(next_offsets), **self._late_mark()})
 
     def replace_files(
         self,
@@ -143,12 +144,12 @@ class TopicLog:
 
         `rebuilds` is how often it is known to have been rebuilt, which an older copy forgot.
         """
-        rebuilt = max(self.table.mark(REBUILD_MARK) or 0, rebuilds) + 1
+        rebuilt = max(self.table.log.mark(REBUILD_MARK) or 0, rebuilds) + 1
         marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt}
-        self.table.replace_files(files, marks)
+        self.table.writer.replace_files(files, marks)
 
     def _late_mark(self) -> dict[str, int]:
-        return {LATE_MARK: (self.table.mark(LATE_MARK) or 0) + 1}
+        return {LATE_MARK: (self.table.log.mark(LATE_MARK) or 0) + 1}
 
     def _marks(
         self, mark: int, next_offsets: Mapping[int, int], fingerprint: int | None = None
@@ -199,8 +200,8 @@ def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
     if not check_body_schema(table, topic, body):
         return
     if body is not None:
-        table.add_columns(list(body.columns))
-    table.set_properties({BODY_SCHEMA_PROPERTY: "" if body is None else body.to_json()})
+        table.writer.add_columns(list(body.columns))
+    table.writer.set_properties({BODY_SCHEMA_PROPERTY: "" if body is None else body.to_json()})
 
 
 def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool:
@@ -211,19 +212,19 @@ def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool
     """
     if body_schema_in(table.refresh()) == body:
         return False
-    if table.files():
+    if table.files.all():
         problem = "has messages, so its body schema cannot change; choose another topic"
         raise BodySchemaConflictError(topic, problem)
-    table.check_columns([] if body is None else list(body.columns))
+    table.writer.check_columns([] if body is None else list(body.columns))
     return True
 
 
-def body_schema_in(table: FollowedTable) -> BodySchema | None:
+def body_schema_in(table: Table) -> BodySchema | None:
     """Read the body schema in a topic's table; None takes any bytes.
 
     Raises: BodySchemaError if another program changed it to one that cannot be read.
     """
-    text = table.properties().get(BODY_SCHEMA_PROPERTY)
+    text = table.log.properties().get(BODY_SCHEMA_PROPERTY)
     return parsed_schema(text) if text else None
 
 

@@ -226,7 +226,7 @@ class TopicRegister:
         Raises: OSError, StorageError.
         """
         table = self._register.table
-        return table.has_news() if self._is_there else table.exists()
+        return table.log.has_news() if self._is_there else table.exists()
 
     def swap(self, after: RegisteredTopics, now_ms: int) -> None:
         """Replace the value that `after` was made from, in one commit.

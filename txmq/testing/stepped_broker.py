@@ -119,7 +119,7 @@ def published_messages(store: Store, topic: str) -> list[ReceivedMessage]:
     if stored not in store.topics():
         return []
     table = store.tables.table_at(f"topics/{stored}")
-    rows = table.read(table.files(), ["message_id", "op_version", "sequence"]).to_pylist()
+    rows = table.rows.read(table.files.all(), ["message_id", "op_version", "sequence"]).to_pylist()
     places = {row["message_id"]: (row["op_version"], row["sequence"]) for row in rows}
     messages = TopicPeek(store, stored).messages()
     return sorted(messages, key=lambda message: (*places[message.message_id], message.message_id))

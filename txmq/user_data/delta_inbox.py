@@ -409,7 +409,7 @@ class InboxTable(MarkedTable):
 
     def _commit(self, version: int) -> CommitActions | None:
         """Read what a commit says; nothing if another program wrote it in another shape."""
-        content = self.commit_bytes(version)
+        content = self.folder.commit_bytes(version)
         try:
             return None if content is None else commit_actions(content)
         except DAMAGES:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from txmq.delta.checkpoints import checkpoint_path
 from txmq.delta.failures import pause
-from txmq.delta.log import log_files
+from txmq.delta.log_files import log_files
 from txmq.delta.pinned import PinnedTable
 from txmq.errors import CommitConflictError, CommitRefusedError, UnsupportedPlaceError, shown
 
@@ -110,19 +110,19 @@ class MarkedTable(PinnedTable):
 
         None if one of these commits is not in the log.
         """
-        files, version = log_files(self), self.version
+        files, version = log_files(self.folder), self.version
         base = max((number for number in files.checkpoints if number <= version), default=-1)
         commits = range(base + 1, version + 1)
         if any(number not in files.commits_ms for number in commits):
             return None
         markers = dict(self._of_checkpoint(base, ids)) if base >= 0 else {}
         for number in commits:
-            markers.update(_of_commit(self.commit_bytes(number) or b"", ids))
+            markers.update(_of_commit(self.folder.commit_bytes(number) or b"", ids))
         return markers
 
     def _of_checkpoint(self, version: int, ids: frozenset[str]) -> Iterator[tuple[str, int]]:
         path = checkpoint_path(version)
-        with self.filesystem.open_input_file(path) as source:
+        with self.folder.filesystem.open_input_file(path) as source:
             stored = pq.ParquetFile(source).read(["txn"])["txn"].combine_chunks()
         marks = stored.drop_null()
         names, numbers = marks.field("appId").to_pylist(), marks.field("version").to_pylist()

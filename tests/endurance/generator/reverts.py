@@ -92,7 +92,7 @@ def _latest_time_of_any_clock() -> Sequence[Change]:
     def kept(self: Any, _: int) -> Any:
         register = self._store.tables.register(delay.REGISTER)
         value = register.read().value if register.exists else {}
-        is_ours = value.get("op_table_id") == self._op.table.table_id
+        is_ours = value.get("op_table_id") == self._op.table.log.table_id
         return delay._Claimed(value["op_version"], value["due_ms"]) if is_ours else delay._Claimed()
 
     return [
@@ -110,7 +110,9 @@ def _append_after_a_look() -> Sequence[Change]:
         if tries:
             rows = half_table(tried.half for tried in tries)
             reached(FailPoint.HALF_READY)
-            self._half.log.table.append(rows, app_id=tries[0].transaction_id, number=time.time_ns())
+            self._half.log.table.writer.append(
+                rows, app_id=tries[0].transaction_id, number=time.time_ns()
+            )
             reached(FailPoint.HALF_COMMITTED)
 
     return [

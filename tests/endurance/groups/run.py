@@ -165,7 +165,7 @@ def unpublished(store: Store) -> int:
 
 
 def _rows(store: Store, path: str) -> int:
-    return sum(file.num_records for file in store.tables.table_at(path).refresh().files())
+    return sum(file.num_records for file in store.tables.table_at(path).refresh().files.all())
 
 
 def _lag(store: Store, group: Group) -> int:

@@ -185,9 +185,9 @@ def wait_until_delivered(store: Store, brokers: Brokers) -> None:
 def scheduled(store: Store) -> int:
     """Delayed messages that are neither delivered nor recalled."""
     table = store.tables.schedule_log().refresh().table
-    total = sum(file.num_records for file in table.files())
+    total = sum(file.num_records for file in table.files.all())
     settled = store.tables.table_at("settled").refresh()
-    rows = settled.read(settled.files(), ("state", "sequences")).to_pylist()
+    rows = settled.rows.read(settled.files.all(), ("state", "sequences")).to_pylist()
     ended = sum(len(row["sequences"]) for row in rows if row["sequences"] is not None)
     return total - ended
 
@@ -228,8 +228,8 @@ def rows_of(store: Store, topic: str) -> list[dict[str, Any]]:
     if topic not in store.topics():
         return []
     table = store.tables.table_at(f"topics/{topic}")
-    rows: list[dict[str, Any]] = table.read(
-        table.files(), [column.name for column in table.schema.columns]
+    rows: list[dict[str, Any]] = table.rows.read(
+        table.files.all(), [column.name for column in table.schema.columns]
     ).to_pylist()
     return rows
 
@@ -238,7 +238,7 @@ def lateness(store: Store, shown: Sequence[Mapping[str, Any]]) -> tuple[list[flo
     """How long after its time, or after its commit, each delayed message was stored."""
     due = {row["message_id"]: row["deliver_timestamp"] for row in rows_of(store, SCHEDULE_TOPIC)}
     settled = store.tables.table_at("settled")
-    facts = settled.read(settled.files(), ("transaction_id", "state", "settled_timestamp"))
+    facts = settled.rows.read(settled.files.all(), ("transaction_id", "state", "settled_timestamp"))
     committed = {
         row["transaction_id"]: row["settled_timestamp"]
         for row in facts.to_pylist()

@@ -195,7 +195,7 @@ def judge(outcome: Outcome, store: Store, spec: str, folder: Path) -> None:
     outcome.doubled = sorted(key for key, count in (shown + done).items() if count > 2)
     heard = Counter(line["what"] for line in lines(folder) if line["what"] != "prepared")
     outcome.heard = dict(heard)
-    settled = store.tables.settled_log(store.tables.op_log().table.table_id).table
-    facts = settled.read(settled.files(), ["state", "source"]).to_pylist()
+    settled = store.tables.settled_log(store.tables.op_log().table.log.table_id).table
+    facts = settled.rows.read(settled.files.all(), ["state", "source"]).to_pylist()
     outcome.ended_by = dict(Counter(f"{row['state']} by {row['source']}" for row in facts))
     outcome.verify_violations = verify(store.location).violation_count

@@ -165,7 +165,7 @@ class Orders:
         rows = half_table(
             [HalfTransaction(origin, [Message(TOPICS[0], b"torn")], [0], message_count=2)]
         )
-        self.store.tables.half_log().table.append(rows, app_id=f"torn/{own_id}", number=1)
+        self.store.tables.half_log().table.writer.append(rows, app_id=f"torn/{own_id}", number=1)
         claim = OpRow(own_id, ClaimKind.COMMIT, GROUP, ClaimSource.PRODUCER, now_ms)
         self.store.tables.op_log().append([claim], 0, app_id=f"torn/{own_id}", number=1)
         if draw.random() < 0.2:

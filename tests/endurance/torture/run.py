@@ -242,7 +242,7 @@ class Torture:
         for topic in self.store.topics():
             if topic not in (TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC):
                 table = self.store.tables.table_at(f"topics/{topic}")
-                rows = table.read(table.files(), ("transaction_id",))
+                rows = table.rows.read(table.files.all(), ("transaction_id",))
                 told |= set(rows["transaction_id"].to_pylist())
         paid = self.ledger.ids(PAID)
         return [f"paid and not told: {one}" for one in sorted(paid - told)] + [
@@ -272,7 +272,7 @@ class Torture:
             processes.wait_for("retirer")
         store = Store.open(copied.location)
         report = verify(store.location)
-        left = sum(file.num_records for file in store.tables.table_at("half").files())
+        left = sum(file.num_records for file in store.tables.table_at("half").files.all())
         problems = [
             f"after retention {one.invariant}: {one.violation_count}"
             for one in report.results

@@ -121,7 +121,7 @@ def judged(store: Store, folder: Path) -> dict[str, Any]:
 def compared(store: Store, path: str, sent: Any) -> dict[str, int]:
     """Acknowledged numbers that a table lacks, and numbers that it has twice."""
     table = store.tables.table_at(path)
-    bodies = table.read(table.files(), ("body",))["body"].to_pylist()
+    bodies = table.rows.read(table.files.all(), ("body",))["body"].to_pylist()
     numbers = np.array([int(body) for body in bodies], np.int64)
     return {
         "lost": len(np.setdiff1d(sent, numbers)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.kit.reading import are_gap_free, topic_rows
 from txmq.consumer.pull import PullConsumer
-from txmq.delta.log import log_files
+from txmq.delta.log_files import log_files
 from txmq.message.message import Message
 from txmq.ops.backup.backup import Progress, back_up
 from txmq.ops.backup.restore import restore
@@ -85,7 +85,7 @@ class Life:
             self.end()
 
     def oldest_claims(self) -> int:
-        return min(log_files(self.traffic.store.tables.op_log().table).commits_ms)
+        return min(log_files(self.traffic.store.tables.op_log().table.folder).commits_ms)
 
     def end(self) -> None:
         """Stop all; once or twice."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.kit.builders import messages
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.schemas import HALF, REGISTER
 from txmq.store.store import Store
@@ -22,14 +22,14 @@ import sys
 from tests.kit.builders import halves
 from txmq.errors import CommitRefusedError
 from txmq.store.schemas import (HALF)
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 
 location, last = sys.argv[1], int(sys.argv[2])
 table = Table(location, HALF)
 print("ready", flush=True)
-while (at := table.reopen().mark("count") or 0) < last:
+while (at := table.reopen().log.mark("count") or 0) < last:
     try:
-        table.swap(halves(at + 1), {"count": at + 1})
+        table.writer.swap(halves(at + 1), {"count": at + 1})
     except CommitRefusedError:
         pass
 """
@@ -39,7 +39,7 @@ import sys
 from txmq.errors import CommitRefusedError
 from txmq.store.schemas import (REGISTER)
 from txmq.store.register import Register
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 
 location, times = sys.argv[1], int(sys.argv[2])
 register = Register(Table(location, REGISTER))
@@ -91,20 +91,20 @@ def started(stack: ExitStack, program: str, *arguments: object) -> subprocess.Po
 def test_three_processes_count_every_number_once_although_two_are_killed(tmp_path: Path) -> None:
     last = 60
     table = Table(str(tmp_path / "half"), HALF)
-    table.create(checkpoint_interval=10)
+    table.writer.create(checkpoint_interval=10)
 
     with ExitStack() as stack:
         processes = [started(stack, COUNT_UP, table.location, last) for _ in range(3)]
         for process, reached in ((processes[0], 15), (processes[1], 30)):
-            while (table.refresh().mark("count") or 0) < reached:
+            while (table.refresh().log.mark("count") or 0) < reached:
                 assert process.poll() is None
             process.kill()
         code = processes[2].wait(timeout=120)
 
     table.reopen()
-    found = table.read(table.files(), ["transaction_id"])["transaction_id"].to_pylist()
+    found = table.rows.read(table.files.all(), ["transaction_id"])["transaction_id"].to_pylist()
     assert code == 0
-    assert table.mark("count") == last
+    assert table.log.mark("count") == last
     assert set(Counter(found).values()) == {1}
     assert len(found) == last
 
@@ -112,7 +112,7 @@ def test_three_processes_count_every_number_once_although_two_are_killed(tmp_pat
 def test_no_swap_of_a_register_is_lost_between_two_writers(tmp_path: Path) -> None:
     times = 25
     table = Table(str(tmp_path / "register"), REGISTER)
-    table.create(checkpoint_interval=10)
+    table.writer.create(checkpoint_interval=10)
 
     with ExitStack() as stack:
         writers = [
@@ -120,7 +120,7 @@ def test_no_swap_of_a_register_is_lost_between_two_writers(tmp_path: Path) -> No
         ]
         codes = [writer.wait(timeout=120) for writer in writers]
 
-    rows = table.read(table.files(), ["revision", "value"]).to_pylist()
+    rows = table.rows.read(table.files.all(), ["revision", "value"]).to_pylist()
     assert codes == [0, 0]
     assert [(row["revision"], json.loads(row["value"])) for row in rows] == [
         (2 * times, {"count": 2 * times})
@@ -148,20 +148,21 @@ COMMIT_IN_A_LOOP = """
 import itertools, sys
 from tests.kit.builders import halves
 from txmq.store.schemas import (HALF)
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 
 location, writer = sys.argv[1], int(sys.argv[2])
 table = Table(location, HALF)
 print("ready", flush=True)
 for number in itertools.count(1):
-    table.append(halves(writer * 1_000_000 + number), app_id=f"writer-{writer}", number=number)
+    rows = halves(writer * 1_000_000 + number)
+    table.writer.append(rows, app_id=f"writer-{writer}", number=number)
     print(number, flush=True)
 """
 
 
 def test_what_was_acknowledged_before_a_kill_is_there_once(tmp_path: Path) -> None:
     table = Table(str(tmp_path / "half"), HALF)
-    table.create(checkpoint_interval=10)
+    table.writer.create(checkpoint_interval=10)
     acknowledged: dict[int, int] = {}
 
     with ExitStack() as stack:
@@ -176,19 +177,21 @@ def test_what_was_acknowledged_before_a_kill_is_there_once(tmp_path: Path) -> No
             acknowledged[number] = max([acknowledged[number], *map(int, writer.stdout.readlines())])
 
     table.reopen()
-    found = Counter(table.read(table.files(), ["transaction_id"])["transaction_id"].to_pylist())
+    found = Counter(
+        table.rows.read(table.files.all(), ["transaction_id"])["transaction_id"].to_pylist()
+    )
     assert set(found.values()) == {1}
     for number, count in acknowledged.items():
-        mark = table.mark(f"writer-{number}") or 0
+        mark = table.log.mark(f"writer-{number}") or 0
         # One more commit than was heard of may have landed before the kill.
         assert count <= mark <= count + 1
-    assert len(found) == sum(table.mark(f"writer-{number}") or 0 for number in acknowledged)
+    assert len(found) == sum(table.log.mark(f"writer-{number}") or 0 for number in acknowledged)
 
 
 def test_store_of_another_process_holds_what_this_one_appended(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     origin = HalfOrigin("018f0000-0000-7000-8000-000000000001", "group", 0, 6.0, 0)
-    store.tables.half_log().table.append(
+    store.tables.half_log().table.writer.append(
         half_table([HalfTransaction(origin, messages(2), [0, 0], 2)]), app_id="a", number=1
     )
 

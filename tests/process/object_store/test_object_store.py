@@ -71,7 +71,7 @@ def running(store: Store) -> Iterator[BrokerHandle]:
 def bodies(store: Store) -> list[str]:
     table = store.tables.table_at(f"topics/{TOPIC}")
     return sorted(
-        body.decode() for body in table.read(table.files(), ("body",))["body"].to_pylist()
+        body.decode() for body in table.rows.read(table.files.all(), ("body",))["body"].to_pylist()
     )
 
 
@@ -160,7 +160,7 @@ def test_files_are_merged_logs_cleaned_topics_rebuilt_and_days_forgotten(lake: s
         forgotten = Broker(store, clock=clock).run_once().maintained
 
     assert not forgotten.failed
-    assert not store.tables.table_at("half").files()
+    assert not store.tables.table_at("half").files.all()
     assert bodies(store) == expected
     assert verify(store.location).is_clean
 

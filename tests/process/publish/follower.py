@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.delta.storage import Table
+from txmq.delta.table_writer import TableWriter
 from txmq.errors import SourceRestoredError
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 def switch_off_compare_and_swap() -> None:
     """Appends still carry their marks, but nobody looks whether these moved meanwhile."""
-    swap, swap_files = Table.swap, Table.swap_files
+    swap, swap_files = TableWriter.swap, TableWriter.swap_files
 
-    def blind(self: Table, rows: pa.Table, marks: Mapping[str, int]) -> None:
-        swap(self.reopen(), rows, marks)
+    def blind(self: TableWriter, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        self._log.reopen()
+        swap(self, rows, marks)
 
-    def blind_files(self: Table, files: list[NewFile], marks: Mapping[str, int]) -> None:
-        swap_files(self.reopen(), files, marks)
+    def blind_files(self: TableWriter, files: list[NewFile], marks: Mapping[str, int]) -> None:
+        self._log.reopen()
+        swap_files(self, files, marks)
 
-    Table.swap, Table.swap_files = blind, blind_files  # type: ignore[method-assign, assignment]
+    TableWriter.swap, TableWriter.swap_files = blind, blind_files  # type: ignore[method-assign, assignment]
 
 
 def run_once(publisher: Publisher) -> PublishResult:

@@ -15,7 +15,7 @@ from txmq.errors import (
     CommitRefusedError,
     ConfigError,
     IncompleteTransactionError,
-    InvalidMessageTypeError,
+    InvalidMessageError,
     InvalidNameError,
     MessageTooLargeError,
     StoreFullError,
@@ -33,7 +33,7 @@ ALL_ERRORS = [
 SAMPLES = [
     ConfigError(["a must be a number", "b is not a setting"]),
     InvalidNameError("topic", "a/b", "use letters"),
-    InvalidMessageTypeError("body", "must be bytes"),
+    InvalidMessageError("body", "must be bytes"),
     MessageTooLargeError("body bytes", 5, 4),
     AlreadyResolvedError("id", "COMMITTED", "check"),
     IncompleteTransactionError("id", None, 0),

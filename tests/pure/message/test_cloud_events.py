@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from txmq.errors import (
     InvalidMessageError,
-    InvalidMessageTypeError,
     InvalidNameError,
-    InvalidPropertyError,
-    MessageError,
 )
 from txmq.message.cloud_events import attributes_of, cloud_event
 from txmq.message.message import Message
@@ -120,44 +117,38 @@ def test_extensions_have_the_text_of_the_specification(value: object, text: str)
 
 
 REFUSED = [
-    ({"id": ""}, InvalidPropertyError, "CloudEvents id must not be blank"),
-    ({"id": None}, InvalidMessageTypeError, "CloudEvents id must be a str, not NoneType"),
-    ({"id": 7}, InvalidMessageTypeError, "CloudEvents id must be a str, not int"),
-    ({"type": "a\u0085b"}, InvalidPropertyError, "CloudEvents type must not hold control"),
-    ({"type": "a\U0001fffe"}, InvalidPropertyError, "CloudEvents type must not hold control"),
-    ({"type": "\ud800"}, InvalidPropertyError, "surrogate"),
-    ({"source": "my shop"}, InvalidPropertyError, "CloudEvents source must be a URI reference"),
-    ({"source": "/100%"}, InvalidPropertyError, "CloudEvents source must be a URI reference"),
-    ({"subject": " "}, InvalidPropertyError, "CloudEvents subject must not be blank"),
-    ({"dataschema": "/order.json"}, InvalidPropertyError, "must be an absolute URI"),
-    ({"datacontenttype": "json"}, InvalidPropertyError, "must be a media type"),
-    ({"time": "yesterday"}, InvalidPropertyError, "must be a time as in RFC 3339"),
-    ({"time": datetime(2026, 1, 31)}, InvalidPropertyError, "has no time zone"),  # noqa: DTZ001
-    ({"time": 7}, InvalidMessageTypeError, "CloudEvents time must be a str, not int"),
-    ({"extensions": {"shop_id": "1"}}, InvalidPropertyError, "must be small letters and digits"),
-    ({"extensions": {"Shop": "1"}}, InvalidPropertyError, "must be small letters and digits"),
-    ({"extensions": {"": "1"}}, InvalidPropertyError, "must be small letters and digits"),
-    ({"extensions": {"time": "1"}}, InvalidPropertyError, "is a name of CloudEvents itself"),
-    ({"extensions": {"data": "1"}}, InvalidPropertyError, "is a name of CloudEvents itself"),
-    (
-        {"extensions": {"contenttype": "a/b"}},
-        InvalidPropertyError,
-        "is a name of CloudEvents itself",
-    ),
-    ({"extensions": {"x": 2**31}}, InvalidPropertyError, "more than 32 bits"),
-    ({"extensions": {"x": None}}, InvalidMessageTypeError, "CloudEvents x must be a str"),
-    ({"extensions": ["x"]}, InvalidMessageTypeError, "extensions must be a mapping"),
-    ({"properties": {"CE_x": "1"}}, InvalidPropertyError, "pass it in extensions"),
-    ({"properties": ["x"]}, InvalidMessageTypeError, "properties must be a mapping"),
-    ({"data": "text"}, InvalidMessageTypeError, "body must be bytes"),
+    ({"id": ""}, "CloudEvents id must not be blank"),
+    ({"id": None}, "CloudEvents id must be a str, not NoneType"),
+    ({"id": 7}, "CloudEvents id must be a str, not int"),
+    ({"type": "a\u0085b"}, "CloudEvents type must not hold control"),
+    ({"type": "a\U0001fffe"}, "CloudEvents type must not hold control"),
+    ({"type": "\ud800"}, "surrogate"),
+    ({"source": "my shop"}, "CloudEvents source must be a URI reference"),
+    ({"source": "/100%"}, "CloudEvents source must be a URI reference"),
+    ({"subject": " "}, "CloudEvents subject must not be blank"),
+    ({"dataschema": "/order.json"}, "must be an absolute URI"),
+    ({"datacontenttype": "json"}, "must be a media type"),
+    ({"time": "yesterday"}, "must be a time as in RFC 3339"),
+    ({"time": datetime(2026, 1, 31)}, "has no time zone"),  # noqa: DTZ001
+    ({"time": 7}, "CloudEvents time must be a str, not int"),
+    ({"extensions": {"shop_id": "1"}}, "must be small letters and digits"),
+    ({"extensions": {"Shop": "1"}}, "must be small letters and digits"),
+    ({"extensions": {"": "1"}}, "must be small letters and digits"),
+    ({"extensions": {"time": "1"}}, "is a name of CloudEvents itself"),
+    ({"extensions": {"data": "1"}}, "is a name of CloudEvents itself"),
+    ({"extensions": {"contenttype": "a/b"}}, "is a name of CloudEvents itself"),
+    ({"extensions": {"x": 2**31}}, "more than 32 bits"),
+    ({"extensions": {"x": None}}, "CloudEvents x must be a str"),
+    ({"extensions": ["x"]}, "extensions must be a mapping"),
+    ({"properties": {"CE_x": "1"}}, "pass it in extensions"),
+    ({"properties": ["x"]}, "properties must be a mapping"),
+    ({"data": "text"}, "body must be bytes"),
 ]
 
 
-@pytest.mark.parametrize(("given_values", "kind", "text"), REFUSED)
-def test_what_the_specification_refuses_is_refused(
-    given_values: dict[str, Any], kind: type[MessageError], text: str
-) -> None:
-    with pytest.raises(kind, match=text):
+@pytest.mark.parametrize(("given_values", "text"), REFUSED)
+def test_what_the_specification_refuses_is_refused(given_values: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidMessageError, match=text):
         event(**given_values)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.filters import table_of
-from txmq.errors import InvalidFilterError, InvalidFilterTypeError
+from txmq.errors import InvalidFilterError
 from txmq.message.filter import MAX_FILTER_CHARACTERS, MessageFilter, parse_filter
 from txmq.message.filter_grammar import MAX_COMPARISONS, MAX_DEPTH
 
@@ -121,7 +121,7 @@ def test_what_is_no_filter_is_refused_with_its_place(text: str, position: int) -
 @pytest.mark.parametrize("value", [None, 1, b"A", ["A"]])
 def test_what_is_no_text_is_refused(value: Any) -> None:
     for read in (parse_filter, MessageFilter.tags, MessageFilter.sql):
-        with pytest.raises(InvalidFilterTypeError, match="must be a str"):
+        with pytest.raises(InvalidFilterError, match="must be a str"):
             read(value)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.errors import InvalidNameError, InvalidNameTypeError, ReservedNameError
+from txmq.errors import InvalidNameError
 from txmq.message.names import (
     MAX_GROUP_CHARACTERS,
     MAX_TOPIC_CHARACTERS,
@@ -62,7 +62,7 @@ def test_consumer_group_is_named_in_its_error() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("check", [check_topic, check_group])
 def test_reserved_name_is_refused_in_any_case(check: Check, name: str) -> None:
-    with pytest.raises(ReservedNameError):
+    with pytest.raises(InvalidNameError, match="reserved"):
         check(name)
 
 
@@ -77,11 +77,11 @@ def test_system_topics_may_be_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [None, 1, 1.5, b"t", ["t"], object()])
-def test_name_of_another_type_is_a_type_error_too(name: object) -> None:
-    with pytest.raises(InvalidNameTypeError) as refused:
+def test_name_of_another_type_says_which_type_it_must_have(name: object) -> None:
+    with pytest.raises(InvalidNameError) as refused:
         check_topic(name)
 
-    assert isinstance(refused.value, TypeError)
+    assert refused.value.rule == f"pass a str, not {type(name).__name__}"
     assert isinstance(refused.value, ValueError)
 
 

@@ -146,7 +146,7 @@ def test_deadline_is_the_time_of_the_commit_file_and_the_immunity(
     world.prepare(immunity_s=6.0)
     watched.wait(lambda: watched.out, "the half")
 
-    times_ms = world.store.tables.half_log().table.commit_times_ms()
+    times_ms = world.store.tables.half_log().table.folder.commit_times_ms()
     (row,) = watched.out
     assert milliseconds(row["deadline"]) == watched.clock.at(times_ms[1]) + 6_000
 
@@ -263,7 +263,7 @@ def test_rows_that_retention_deletes_are_not_rows_of_now(
 ) -> None:
     with watched.one_batch():
         ids = world.prepare(20, immunity_s=60.0)
-        delta_rs(world.store.tables.half_log().table).delete()
+        delta_rs(world.store.tables.half_log().table.folder).delete()
         ids += world.prepare(immunity_s=60.0)
     watched.wait(lambda: len(watched.out) >= 21, "all that were appended")
     watched.wait_batches(2)
@@ -275,8 +275,8 @@ def test_compaction_brings_nothing_out(world: CheckWorld, watched: Watched) -> N
     with watched.one_batch():
         for _ in range(3):
             world.claim(world.prepare(10, immunity_s=60.0), ClaimKind.COMMIT)
-        delta_rs(world.store.tables.half_log().table).optimize.compact()
-        delta_rs(world.store.tables.op_log().table).optimize.compact()
+        delta_rs(world.store.tables.half_log().table.folder).optimize.compact()
+        delta_rs(world.store.tables.op_log().table.folder).optimize.compact()
         near = world.prepare(immunity_s=60.0)
     watched.wait(lambda: watched.out, "the near one")
     watched.wait_batches(3)

@@ -133,7 +133,7 @@ def test_rocketmqs_settings_ask_after_6_and_before_36_seconds(
     ids = world.prepare(5, immunity_s=6.0)
     wait_until(lambda: len(listener.asked()) >= 5, "five questions", PATIENCE_S)
 
-    stored_ms = world.store.tables.half_log().table.commit_times_ms()[1]
+    stored_ms = world.store.tables.half_log().table.folder.commit_times_ms()[1]
     waited_s = [
         (clock.at(round(at_s * 1000)) - clock.at(stored_ms)) / 1000
         for at_s in listener.first_asked_s().values()
@@ -177,7 +177,7 @@ def test_immunity_of_20_minutes_is_neither_counted_nor_discarded(
     wait_for_batch(handle)
     without_rechecks(handle)
     world.prepare(immunity_s=1_200.0)
-    stored_ms = clock.at(world.store.tables.half_log().table.commit_times_ms()[1])
+    stored_ms = clock.at(world.store.tables.half_log().table.folder.commit_times_ms()[1])
     wait_until(lambda: len(world.claims(ClaimKind.DISCARD)) == 1, "the discard", PATIENCE_S)
     handle.stop()
 

@@ -397,7 +397,7 @@ def test_producer_writes_the_timeout_of_its_group_into_the_half(tmp_path: Path) 
             transaction.prepare()
 
     half = world.store.tables.half_log().table
-    rows = half.read(half.files(), ["producer_group", "check_immunity_time_s"]).to_pylist()
+    rows = half.rows.read(half.files.all(), ["producer_group", "check_immunity_time_s"]).to_pylist()
     assert Counter(tuple(row.values()) for row in rows) == {
         (GROUP, 6.0): 1,
         ("patient", 60.0): 2,

@@ -251,7 +251,7 @@ def test_what_retention_took_is_told_when_all_else_is_read(
     seen = Seen()
     batches = subscribe(seen)
     table = store.tables.table_at(f"topics/{TOPIC}")
-    table.remove(table.files())
+    table.writer.remove(table.files.all())
     send(store, *numbered(1, first=90), topic=TOPIC)
     with pytest.raises(MessagesExpiredError) as raised:
         batches.run_once()

@@ -221,7 +221,7 @@ def test_stream_that_clean_up_overtook_says_so(store: Store, spark: Any, tmp_pat
     for number in range(3):
         send(store, b"%d" % number)
     table = store.tables.table_at(f"topics/{TOPIC}")
-    table.checkpoint()
+    table.writer.checkpoint()
     for version in range(1, table.version):
         Path(table.location, "_delta_log", f"{version:020}.json").unlink()
     with pytest.raises(ReaderOvertakenError, match="new checkpoint"):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def test_streams_read_on_over_a_fence(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     half = store.tables.table_at("half")
-    half.append(halves(1), app_id="test", number=1)
+    half.writer.append(halves(1), app_id="test", number=1)
     counts: list[int] = []
 
     def count(batch: DataFrame, _: int) -> None:
@@ -33,10 +33,10 @@ def test_streams_read_on_over_a_fence(spark: SparkSession, store: Store, tmp_pat
     )
     try:
         query.processAllAvailable()
-        half.new_files(halves(2))
+        half.writer.new_files(halves(2))
         assert sweep(store.tables.table_at("half"), lambda _: True) == 1
         query.processAllAvailable()
-        half.append(halves(3), app_id="test", number=2)
+        half.writer.append(halves(3), app_id="test", number=2)
         query.processAllAvailable()
     finally:
         query.stop()

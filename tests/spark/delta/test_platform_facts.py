@@ -23,7 +23,7 @@ from deltalake.transaction import AddAction
 
 from tests.kit.builders import halves, messages, op_row
 from tests.kit.reading import delta_rs
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.message.message import Message
 from txmq.store.op import CLAIM_COLUMNS
 from txmq.store.schemas import HALF
@@ -369,15 +369,15 @@ def half(store: Store) -> Table:
         Message("orders", b"\x00\xff", tags="paid", keys=["a", "b"], properties={"x": "Ж"}),
         Message("stock", b"", sharding_key="s"),
     ]
-    table.append(halves(1, sent, queue_id=3), app_id="a", number=1)
-    table.append(halves(2), app_id="a", number=2)
+    table.writer.append(halves(1, sent, queue_id=3), app_id="a", number=1)
+    table.writer.append(halves(2), app_id="a", number=2)
     return table
 
 
 @pytest.mark.needs_spark
 def test_spark_reads_every_type_that_delta_rs_wrote(spark: SparkSession, half: Table) -> None:
     by_spark = [row.asDict() for row in read(spark, half.location).collect()]
-    by_us = half.read(half.files(), HALF.columns.names).to_pylist()
+    by_us = half.rows.read(half.files.all(), HALF.columns.names).to_pylist()
 
     assert len(by_us) == 3
     for row in by_spark:
@@ -404,16 +404,16 @@ def test_spark_sees_the_versions_that_delta_rs_sees(spark: SparkSession, half: T
         for row in spark_feed(spark, half.location, 0).collect()
     }
 
-    ours = half.changes(0, 2, ["message_id"]).to_pylist()
+    ours = half.changes.read(0, 2, ["message_id"]).to_pylist()
     assert by_spark == {(row["_commit_version"], row["message_id"], "insert") for row in ours}
     assert {version for version, _, _ in by_spark} == {1, 2}
 
 
 @pytest.mark.needs_spark
 def test_spark_sees_no_change_in_a_compaction(spark: SparkSession, half: Table) -> None:
-    half.append(halves(3), app_id="a", number=3)
+    half.writer.append(halves(3), app_id="a", number=3)
     before = half.version
-    delta_rs(half).optimize.compact()
+    delta_rs(half.folder).optimize.compact()
 
     assert half.reopen().version == before + 1
     assert spark_feed(spark, half.location, before + 1).count() == 0
@@ -450,7 +450,7 @@ def test_time_of_a_commit_in_spark_s_change_feed_never_goes_back(
 
 @pytest.mark.needs_spark
 def test_checkpoints_of_delta_rs_are_read_by_spark_alone(spark: SparkSession, half: Table) -> None:
-    delta_rs(half).create_checkpoint()
+    delta_rs(half.folder).create_checkpoint()
     for version in range(2):
         Path(half.location, "_delta_log", f"{version:020d}.json").unlink()
 
@@ -563,8 +563,8 @@ def test_files_that_spark_wrote_are_read_by_us(
     from txmq.delta.parquet import described
 
     half = store.tables.half_log().table
-    half.append(halves(1, messages(2)), app_id="a", number=1)
-    expected = half.read(half.files(), HALF.columns.names).to_pylist()
+    half.writer.append(halves(1, messages(2)), app_id="a", number=1)
+    expected = half.rows.read(half.files.all(), HALF.columns.names).to_pylist()
     spark.conf.set("spark.sql.parquet.outputTimestampType", kind)
     try:
         frame = read(spark, half.location).drop("queue_id", "store_date").coalesce(1)
@@ -575,13 +575,13 @@ def test_files_that_spark_wrote_are_read_by_us(
     partition = {"queue_id": "0", "store_date": "2026-01-01"}
     name = f"staging-x/{path.name}"
 
-    half.swap_files(
-        [described(name, half.filesystem, HALF.statistics_columns, partition)], {"m": 1}
+    half.writer.swap_files(
+        [described(name, half.folder.filesystem, HALF.statistics_columns, partition)], {"m": 1}
     )
 
     half.reopen()
-    file = next(one for one in half.files() if one.path == name)
-    assert half.read([file], HALF.columns.names).to_pylist() == expected
+    file = next(one for one in half.files.all() if one.path == name)
+    assert half.rows.read([file], HALF.columns.names).to_pylist() == expected
 
 
 @pytest.mark.needs_spark
@@ -605,7 +605,7 @@ def test_statistics_that_spark_cut_still_lead_to_the_rows(
 @pytest.mark.parametrize("name", ["two words", "ünï-店", "hash#m", "what?", "{x}", "a:b", "$w*"])
 def test_spark_finds_a_store_wherever_it_is(spark: SparkSession, tmp_path: Path, name: str) -> None:
     store = Store.create(tmp_path / name)
-    store.tables.half_log().table.append(halves(1), app_id="a", number=1)
+    store.tables.half_log().table.writer.append(halves(1), app_id="a", number=1)
 
     assert read(spark, f"{store.location}/half").count() == 1
 
@@ -614,6 +614,6 @@ def test_claim_columns_are_all_in_the_change_feed(store: Store) -> None:
     op = store.tables.op_log()
     op.append([op_row(1)], 0, app_id="a", number=1)
 
-    found = pa.table(delta_rs(op.table).load_cdf(1, 1))
+    found = pa.table(delta_rs(op.table.folder).load_cdf(1, 1))
 
     assert set(CLAIM_COLUMNS) <= set(found.column_names)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kit.reading import topic_rows, wait_until
-from txmq.delta.log import log_files
+from txmq.delta.log_files import log_files
 from txmq.listeners.protocol import HalfMessage
 from txmq.maintenance import service
 from txmq.maintenance.service import Maintenance
@@ -76,13 +76,13 @@ def send(producer: TransactionProducer, number: int, *, end: bool = True) -> Non
 
 
 def is_cleaned(store: Store, table: str) -> bool:
-    return min(log_files(store.tables.table_at(table)).commits_ms) > 0
+    return min(log_files(store.tables.table_at(table).folder).commits_ms) > 0
 
 
 def visible(store: Store) -> int:
     if TOPIC not in store.topics():
         return 0
-    return sum(file.num_records for file in store.tables.table_at(f"topics/{TOPIC}").files())
+    return sum(file.num_records for file in store.tables.table_at(f"topics/{TOPIC}").files.all())
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_stream_sees_every_message_once_while_its_topic_is_compacted_and_cleaned
         # Maintenance comes to a topic without news only once a minute.
         send(producer, next(numbers))
         publisher.run_once()
-        return min(log_files(topic).commits_ms) > 40
+        return min(log_files(topic.folder).commits_ms) > 40
 
     with TransactionProducer(store, producer_group=GROUP) as producer:
         for number in islice(numbers, 79):
@@ -172,7 +172,7 @@ def test_spark_reads_a_table_whose_log_was_cleaned(store: Store, spark: SparkSes
     send_one_more(store)
     frame = spark.read.format("delta").load(store.topic_location(TOPIC))
 
-    assert min(log_files(store.tables.table_at(f"topics/{TOPIC}")).commits_ms) > 0
+    assert min(log_files(store.tables.table_at(f"topics/{TOPIC}").folder).commits_ms) > 0
     assert frame.count() == 41
     assert frame.select("message_id").distinct().count() == 41
 

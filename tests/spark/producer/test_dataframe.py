@@ -16,7 +16,6 @@ from txmq.errors import (
     AlreadyPreparedError,
     DifferentMessagesError,
     InvalidMessageError,
-    InvalidMessageTypeError,
     InvalidNameError,
     SchemaMismatchError,
     StoreFullError,
@@ -214,7 +213,7 @@ def test_stream_is_refused(producer: TransactionProducer, spark: Any) -> None:
 
 @pytest.mark.parametrize("frame", [None, [b"body"], "body"])
 def test_what_is_no_dataframe_is_refused(producer: TransactionProducer, frame: Any) -> None:
-    with pytest.raises(InvalidMessageTypeError):
+    with pytest.raises(InvalidMessageError, match="must be a Spark DataFrame"):
         producer.begin_transaction().send_dataframe(frame, topic="order-paid")
 
 

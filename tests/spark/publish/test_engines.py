@@ -195,7 +195,7 @@ def test_mark_and_next_offsets_are_in_the_commit_of_the_rows(world: World) -> No
 
     world.publish()
 
-    op_id = world.store.tables.op_log().table.table_id
+    op_id = world.store.tables.op_log().table.log.table_id
     topic = DeltaTable(world.store.topic_location(TOPIC))
     assert topic.version() == 1
     assert topic.transaction_version(mark_id(op_id)) == 2
@@ -377,7 +377,7 @@ def settled_facts(world: World) -> pa.Table:
     """The facts of all claims, with nothing published."""
     with failing_commits(999, error=OSError("broken"), table=TOPIC):
         world.publish()
-    log = world.store.tables.settled_log(world.store.tables.op_log().table.table_id)
+    log = world.store.tables.settled_log(world.store.tables.op_log().table.log.table_id)
     return log.between(-1, log.mark)
 
 

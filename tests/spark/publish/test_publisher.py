@@ -22,7 +22,7 @@ from tests.kit.reading import (
     topic_rows,
     wait_until,
 )
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import CommitConflictError, SourceRestoredError
 from txmq.ground.handles import Restarting
 from txmq.message.lifecycle import ClaimKind
@@ -428,7 +428,7 @@ def test_restore_is_seen_by_a_publisher_that_runs(store: Store, followed: Path) 
 
 def test_op_log_that_was_made_anew_is_refused(store: Store, followed: Path) -> None:
     shutil.rmtree(followed)
-    store.tables.table(OP, "op").create(100)
+    store.tables.table(OP, "op").writer.create(100)
 
     with pytest.raises(SourceRestoredError):
         publish(store)

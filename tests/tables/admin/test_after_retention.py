@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
-from txmq.delta.log import clean_log
+from txmq.delta.log_files import clean_log
 from txmq.errors import (
     AlreadyResolvedError,
     MessageNotFoundError,
@@ -75,13 +75,13 @@ class World(DelayWorld):
     def clean_op_log(self) -> None:
         """Take the commits that still show claims whose rows are gone."""
         op = self.store.tables.table_at("op")
-        op.checkpoint()
+        op.writer.checkpoint()
         clean_log(op, op.version)
 
     def kept(self) -> tuple[str, ...]:
         """The logs that still hold rows."""
         tables = {name: self.store.tables.table_at(name) for name in KEPT_LOGS}
-        return tuple(name for name, table in tables.items() if table.files())
+        return tuple(name for name, table in tables.items() if table.files.all())
 
 
 @pytest.fixture
@@ -264,8 +264,8 @@ def test_counts_of_ended_transactions_do_not_fall_at_retention(world: World) -> 
 def test_a_removal_that_is_made_again_counts_once(world: World) -> None:
     half_and_op_are_gone(world, COMMIT)
     settled = world.store.tables.logs().settled
-    settled.forget(settled.table.files())
-    settled.forget(settled.table.files())
+    settled.forget(settled.table.files.all())
+    settled.forget(settled.table.files.all())
 
     assert world.admin.status().committed == 1
 

@@ -14,7 +14,7 @@ from tests.kit.consumer_world import retrying_consumer as consumer
 from txmq import ConsumerGroups
 from txmq.consumer.group import group_in
 from txmq.consumer.rules import EVERY_QUEUE
-from txmq.delta import log as new_beginning
+from txmq.delta import log_files as new_beginning
 from txmq.errors import (
     CommitConflictError,
     ConsumerGroupInUseError,
@@ -59,13 +59,13 @@ def file_lost(store: Store) -> None:
 def strange_value(store: Store) -> None:
     register = store.tables.register(f"group_{BILLING}")
     seen = register.read()
-    write = register.table.replace
+    write = register.table.writer.replace
 
     def with_garbage(rows: object, marks: dict[str, int]) -> None:
         text = rows.set_column(1, "value", [["{garbage"]])  # type: ignore[attr-defined]
         write(text, marks)
 
-    register.table.replace = with_garbage  # type: ignore[assignment,method-assign]
+    register.table.writer.replace = with_garbage  # type: ignore[assignment,method-assign]
     register.swap(seen, {}, 0)
 
 

@@ -121,7 +121,7 @@ def without_a_broker(store: Store, _: Monkey) -> None:
 
 def properties(path: str, **values: str) -> Callable[[Store, Monkey], None]:
     def plant(store: Store, _: Monkey) -> None:
-        store.tables.table_at(path).set_properties(
+        store.tables.table_at(path).writer.set_properties(
             {name.replace("__", "."): value for name, value in values.items()}
         )
 
@@ -148,7 +148,7 @@ def without_checkpoints(store: Store, monkeypatch: Monkey) -> None:
     monkeypatch.setattr(table_findings, "CHECKPOINTS_MISSED", 0.5)
     table = store.tables.table_at("topics/" + TOPIC)
     for number in range(12):
-        table.commit_marks({"test": number})
+        table.writer.commit_marks({"test": number})
     for file in Path(table.location, "_delta_log").glob("*checkpoint*"):
         file.unlink()
 
@@ -191,7 +191,7 @@ def settings(**values: float) -> Callable[[Store, Monkey], Store]:
 def behind_retention(store: Store, _: Monkey) -> None:
     send(store, TOPIC)
     table = store.tables.table_at(f"topics/{TOPIC}")
-    table.remove(table.files())
+    table.writer.remove(table.files.all())
 
 
 def set_aside(store: Store, _: Monkey) -> None:

@@ -53,7 +53,7 @@ def put(store: Store, name: str, text: str) -> None:
     table, revision = store.tables.register(name, create=True).table, time.time_ns()
     table.refresh()
     row = {"revision": [revision], "value": [text], "updated_timestamp": [timestamp(0)]}
-    table.replace(pa.table(row, schema=REGISTER.columns), {REVISION_MARK: revision})
+    table.writer.replace(pa.table(row, schema=REGISTER.columns), {REVISION_MARK: revision})
 
 
 def findings(store: Store) -> list[Finding]:
@@ -82,7 +82,7 @@ def test_what_was_found_before_an_error_stays(store: Store) -> None:
     entry = {"from_version": 1, "reason": "full", "since_ms": 1, "attempts": 1}
     register.swap(seen, {**seen.value, "parked": {"orders": entry}}, 0)
     table = store.tables.table_at("topics/orders")
-    table.remove(table.files())
+    table.writer.remove(table.files.all())
     for name in ("brokers", "set_aside", "group_a"):
         put(store, name, "{")
 

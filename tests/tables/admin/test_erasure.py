@@ -18,7 +18,7 @@ from tests.kit.delay_world import TOPIC
 from tests.kit.kills import killed_at
 from txmq.consumer.pull import PullConsumer
 from txmq.delta.folder import UNFINISHED
-from txmq.delta.storage import Table
+from txmq.delta.table_writer import TableWriter
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -147,14 +147,14 @@ def test_each_table_gets_one_rewrite_and_other_files_stay(world: DeadWorld) -> N
     world.send("of another", keys="customer-8")
     send_secret(world)
     table = world.store.tables.table_at(f"topics/{TOPIC}")
-    files = {file.path for file in table.files()}
+    files = {file.path for file in table.files.all()}
     version = table.version
 
     report = erasure(world).apply(reason=WHY)
 
     shown = {one.table: one.version for one in report.tables}[f"topics/{TOPIC}"]
     assert shown == version + 1
-    assert len(files & {file.path for file in table.refresh().files()}) == len(files) - 1
+    assert len(files & {file.path for file in table.refresh().files.all()}) == len(files) - 1
     # The second one closes the log.
     assert table.version == version + 2
 
@@ -171,7 +171,7 @@ def test_typed_columns_go_too(world: DeadWorld) -> None:
     assert erasure(world).apply(reason=WHY).messages == 2
 
     table.refresh()
-    shown = table.read(table.files(), ["customer", "lines"]).to_pylist()
+    shown = table.rows.read(table.files.all(), ["customer", "lines"]).to_pylist()
     assert sorted(row["customer"] or "" for row in shown) == ["", SECRET, "another"]
     assert [row["lines"] for row in shown if row["customer"] is None] == [None]
     assert is_clean(world)
@@ -308,7 +308,7 @@ def test_rebuild_does_not_bring_it_back(world: DeadWorld) -> None:
 
     assert not rebuild_topic(world.store, TOPIC, world.clock, apply=True).is_needed
     table = world.store.tables.table_at(f"topics/{TOPIC}")
-    table.remove([table.files()[0]])
+    table.writer.remove([table.files.all()[0]])
     assert rebuild_topic(world.store, TOPIC, world.clock, apply=True).is_written
 
     assert sorted(row["body"] for row in world.rows()) == [b"", b"of another"]
@@ -321,7 +321,7 @@ def test_rebuild_that_read_before_is_refused(world: DeadWorld) -> None:
     erasure(world).apply(reason=WHY)
 
     with pytest.raises(CommitRefusedError):
-        table.replace(table.read(table.files(), table.schema.columns.names), {})
+        table.writer.replace(table.rows.read(table.files.all(), table.schema.columns.names), {})
 
 
 def test_verify_reports_a_copy_that_is_empty_while_its_half_is_not(world: DeadWorld) -> None:
@@ -337,12 +337,12 @@ def test_verify_reports_a_copy_that_is_empty_while_its_half_is_not(world: DeadWo
 def erasure_of_topic_alone(world: DeadWorld) -> None:
     table = world.store.tables.table_at(f"topics/{TOPIC}")
     names = table.schema.columns.names
-    (row,) = table.read(table.files(), names).to_pylist()
+    (row,) = table.rows.read(table.files.all(), names).to_pylist()
     blank = {"tags": None, "keys": None, "body": b"", "sharding_key": None}
     rows = table.schema.columns.empty_table().from_pylist(
         [{**row, **blank, "properties": list(LEFT.items())}], table.schema.columns
     )
-    table.replace(rows, {})
+    table.writer.replace(rows, {})
 
 
 # --- what is not ended yet ------------------------------------------------------------------------
@@ -432,10 +432,10 @@ def test_conflicts_without_an_end_are_told(
 ) -> None:
     send_secret(world)
 
-    def refused(table: Table, *_: object) -> int:
-        raise CommitRefusedError(table.name, "another was faster")
+    def refused(table: TableWriter, *_: object) -> int:
+        raise CommitRefusedError(table._name, "another was faster")
 
-    monkeypatch.setattr(Table, "rewrite", refused)
+    monkeypatch.setattr(TableWriter, "rewrite", refused)
 
     with pytest.raises(CommitConflictError, match="run the erasure again"):
         erasure(world).apply(reason=WHY)
@@ -465,7 +465,9 @@ def test_two_erasures_and_a_sender_at_once(world: DeadWorld) -> None:
 def test_leftovers_of_a_killed_sender_are_told_and_swept(world: DeadWorld) -> None:
     with killed_at(1, FailPoint.FILES_WRITTEN):
         half = world.store.tables.table_at("half")
-        half.append(halves(1, [Message(TOPIC, SECRET.encode(), keys=KEY)]), app_id="a", number=1)
+        half.writer.append(
+            halves(1, [Message(TOPIC, SECRET.encode(), keys=KEY)]), app_id="a", number=1
+        )
     folder = Path(world.store.location, "half")
     for name in ("torn.parquet", "torn.parquet#2", f"torn.parquet.0a{UNFINISHED}"):
         (folder / name).write_bytes(b"torn")
@@ -485,7 +487,7 @@ def test_leftovers_of_a_killed_sender_are_told_and_swept(world: DeadWorld) -> No
 def test_file_that_cannot_be_read_is_told_before_anything_is_written(world: DeadWorld) -> None:
     send_secret(world)
     table = world.store.tables.table_at(f"topics/{TOPIC}")
-    Path(table.location, table.files()[0].path).write_bytes(b"damaged")
+    Path(table.location, table.files.all()[0].path).write_bytes(b"damaged")
     before = table_versions(world.store)
 
     with pytest.raises(StorageError):

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.builders import table_versions
 from tests.kit.reading import publish
 from tests.kit.stores import START, HandMadeStore, Op, Settled, halves, transaction_id
-from txmq.delta import storage
+from txmq.delta.file_rows import FileRows
 from txmq.errors import (
     InvalidNameError,
     MessageNotFoundError,
@@ -229,14 +229,14 @@ def test_old_files_are_not_read_when_enough_is_found(
     for number in range(30, 40):
         with_keys(made, number, "same", number)
     read: list[tuple[str, ...]] = []
-    original = storage.Table.read
+    original = FileRows.read
 
     def noted(table: Any, files: Any, columns: Any) -> Any:
         if "keys" in columns and len(columns) < 6:
             read.append(tuple(columns))
         return original(table, files, columns)
 
-    monkeypatch.setattr(storage.Table, "read", noted)
+    monkeypatch.setattr(FileRows, "read", noted)
 
     query(made).by_key("same", topic="orders", max_count=1)
 

@@ -55,7 +55,7 @@ def operator(store: Store, clock: ManualClock) -> Operator:
 
 def prepare(store: Store, *tables: pa.Table) -> None:
     rows = pa.concat_tables(tables)
-    store.tables.half_log().table.append(rows, app_id="test", number=next(_numbers))
+    store.tables.half_log().table.writer.append(rows, app_id="test", number=next(_numbers))
 
 
 def claim(store: Store, number: int, kind: ClaimKind, **fields: Any) -> None:

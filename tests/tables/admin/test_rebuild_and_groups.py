@@ -33,14 +33,16 @@ def world(tmp_path: Path) -> Iterator[ConsumerWorld]:
 def skip(world: ConsumerWorld, *skipped: str) -> None:
     import pyarrow as pa
 
-    log = world.store.tables.topic_log(TOPIC, world.store.tables.op_log().table.table_id)
+    log = world.store.tables.topic_log(TOPIC, world.store.tables.op_log().table.log.table_id)
     table = log.table
-    rows = table.read(table.files(), table.columns.names)
+    rows = table.rows.read(table.files.all(), table.log.columns.names)
     rows = rows.filter(pc.invert(pc.is_in(rows["body"], pa.array([b.encode() for b in skipped]))))
     offsets = pa.array(range(rows.num_rows), pa.int64())
     place = rows.column_names.index("queue_offset")
     rows = rows.set_column(place, rows.schema.field(place), offsets)
-    new = write_file([rows], table.columns, table.filesystem, table.schema.statistics_columns)
+    new = write_file(
+        [rows], table.log.columns, table.folder.filesystem, table.schema.statistics_columns
+    )
     log.replace_files([new], log.mark, {0: rows.num_rows})
 
 
@@ -134,8 +136,8 @@ def test_restored_rows_at_their_old_offsets_lead_nobody_astray(tmp_path: Path) -
 def test_row_too_many_at_the_end_is_not_taken_from_under_a_group(tmp_path: Path) -> None:
     world = ConsumerWorld(tmp_path, queues=1)
     world.send_to(0, "m0", "m1")
-    log = world.store.tables.topic_log(TOPIC, world.store.tables.op_log().table.table_id)
-    rows = log.table.read(log.table.files(), log.table.columns.names)
+    log = world.store.tables.topic_log(TOPIC, world.store.tables.op_log().table.log.table_id)
+    rows = log.table.rows.read(log.table.files.all(), log.table.log.columns.names)
     import pyarrow as pa
 
     double = rows.slice(1, 1)

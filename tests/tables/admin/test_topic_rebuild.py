@@ -16,7 +16,7 @@ from tests.kit.planted import DEAD, Filled, Vandal, filled
 from tests.kit.reading import topic_rows
 from tests.kit.stores import fresh_store
 from txmq.delta.commit_writer import TURN_FILE
-from txmq.errors import PayloadMissingError, ReservedNameError, TopicNotRebuiltError
+from txmq.errors import InvalidNameError, PayloadMissingError, TopicNotRebuiltError
 from txmq.ground.fail_points import FailPoint
 from txmq.maintenance.retention import Retention, TopicRetention
 from txmq.message.message import Message
@@ -235,7 +235,7 @@ def test_half_that_is_missing_without_a_reason_stops_it(made: Filled, vandal: Va
 def test_schedule_that_is_whole_is_not_rebuilt(made: Filled) -> None:
     made.store.tables.create_topic("SCHEDULE_TOPIC_XXXX")
 
-    with pytest.raises(ReservedNameError, match="schedule"):
+    with pytest.raises(InvalidNameError, match="schedule"):
         Topics(made.store).rebuild("SCHEDULE_TOPIC_XXXX")
 
 
@@ -344,7 +344,7 @@ class Past:
 @pytest.fixture
 def past(tmp_path: Path) -> Iterator[Past]:
     world = Past(tmp_path / "store")
-    assert sum(file.num_records for file in world.store.tables.table_at("half").files()) == 4
+    assert sum(file.num_records for file in world.store.tables.table_at("half").files.all()) == 4
     yield world
     assert not any(row["queue_offset"] is None for row in world.rows())
 

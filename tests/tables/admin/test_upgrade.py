@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from tests.kit.old_stores import unpacked
 from tests.kit.reading import topic_rows
 from txmq.consumer.pull import PullConsumer
-from txmq.delta import followed
+from txmq.delta import table_log
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
-from txmq.delta.storage import Table
+from txmq.delta.table_writer import TableWriter
 from txmq.errors import CommitRefusedError
 from txmq.ground.clock import SystemClock
 from txmq.listeners.protocol import HalfMessage
@@ -65,7 +65,7 @@ def versions(store: Store) -> dict[str, tuple[int, str]]:
     """Of each table its version and its schema version."""
     tables = {path: store.tables.table_at(path) for path in store.tables.table_paths()}
     return {
-        path: (table.version, table.properties()[SCHEMA_VERSION_PROPERTY])
+        path: (table.version, table.log.properties()[SCHEMA_VERSION_PROPERTY])
         for path, table in tables.items()
     }
 
@@ -173,14 +173,14 @@ def test_one_that_is_killed_is_finished_by_the_next(
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
     """Let the setting of properties with this number fail, once."""
-    set_properties, count = Table.set_properties, iter(range(1_000))
+    set_properties, count = TableWriter.set_properties, iter(range(1_000))
 
-    def failing(table: Table, values: dict[str, str]) -> None:
+    def failing(table: TableWriter, values: dict[str, str]) -> None:
         if next(count) == number:
             raise error
         set_properties(table, values)
 
-    monkeypatch.setattr(Table, "set_properties", failing)
+    monkeypatch.setattr(TableWriter, "set_properties", failing)
 
 
 def test_one_that_another_writer_refuses_tries_again(
@@ -228,7 +228,7 @@ def test_a_step_to_come_is_one_more_rule(
 ) -> None:
     store, _ = old
     steps = [*STEPS, Step(3, "weights", weight)]
-    monkeypatch.setattr(followed, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(table_log, "SCHEMA_VERSION", 3)
 
     result = upgrade_by(steps, store, apply=True)
 
@@ -239,8 +239,8 @@ def test_a_step_to_come_is_one_more_rule(
     )
     assert schema_versions(store) == {"3"}
     paid = store.tables.table_at("topics/paid")
-    assert paid.properties()["txmq.weighed"] == "yes"
-    assert "weight" in paid.column_names
+    assert paid.log.properties()["txmq.weighed"] == "yes"
+    assert "weight" in paid.log.column_names
     assert not upgrade_by(steps, store, apply=True).is_needed
 
 

@@ -14,7 +14,7 @@ from tests.kit.backup_world import TOPIC, KilledError, Life, check_restored, con
 from tests.kit.reading import topic_rows
 from txmq.delta import failures as retries
 from txmq.delta.folder import UNFINISHED
-from txmq.delta.log import clean_log
+from txmq.delta.log_files import clean_log
 from txmq.errors import BackupError
 from txmq.maintenance.service import Maintenance
 from txmq.ops.admin.doctor import findings_of_order
@@ -139,7 +139,7 @@ def test_a_file_that_the_store_itself_lacks_is_named_and_the_rest_is_there(
     life: Life, tmp_path: Path
 ) -> None:
     half = life.store.tables.table_at("half")
-    lost = half.files()[0].path
+    lost = half.files.all()[0].path
     Path(half.location, lost).unlink()
 
     result = back_up(life.store, str(tmp_path / "backup"))
@@ -156,7 +156,7 @@ def test_claims_that_are_lost_and_not_settled_are_no_end_of_backup_restore_and_d
     monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.0)
     life.send()
     op, half = (life.store.tables.table_at(path) for path in ("op", "half"))
-    lost = max((Path(op.location, file.path) for file in op.files()), key=os.path.getmtime)
+    lost = max((Path(op.location, file.path) for file in op.files.all()), key=os.path.getmtime)
     lost.unlink()
 
     result = back_up(life.store, str(tmp_path / "backup"))
@@ -165,7 +165,7 @@ def test_claims_that_are_lost_and_not_settled_are_no_end_of_backup_restore_and_d
     restored = restore(result.location, str(tmp_path / "restored"))
     assert restored.missing == result.missing
     # What the other claims show is still told.
-    half.remove(half.files())
+    half.writer.remove(half.files.all())
     (finding,) = findings_of_order(life.store)
     assert (finding.where, "ends are claimed" in finding.problem) == ("op", True)
 
@@ -225,7 +225,7 @@ def test_claims_that_clean_up_takes_between_two_tables_are_settled_in_the_copy(
     def publish_and_clean() -> None:
         life.publish()
         op = life.store.tables.table_at("op")
-        op.checkpoint()
+        op.writer.checkpoint()
         assert clean_log(op, op.version).commits
 
     before_pin(monkeypatch, "op", publish_and_clean)

@@ -282,7 +282,7 @@ def test_a_file_that_the_store_lacks_makes_exit_code_1(tmp_path: Path) -> None:
     life = Life.begin(tmp_path / "store")
     life.send()
     half = life.store.tables.table_at("half")
-    Path(half.location, half.files()[0].path).unlink()
+    Path(half.location, half.files.all()[0].path).unlink()
 
     code, text = run("backup", life.store.location, str(tmp_path / "backup"))
     assert (code, "not there in the store itself: half/" in text) == (1, True)

@@ -10,13 +10,13 @@ import pytest
 
 from tests.kit.check_world import GROUP, CheckWorld
 from txmq.check.recheck import RecheckJob
-from txmq.listeners.failures import without_bodies
+from txmq.listeners.answering import without_bodies
 from txmq.message.lifecycle import ClaimKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LOG = "txmq.listeners.failures"
+LOG = "txmq.listeners.answering"
 
 
 class PanicException(BaseException):

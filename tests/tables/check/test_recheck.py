@@ -49,7 +49,7 @@ def recheck(world: CheckWorld, **listeners: Any) -> RecheckResult:
 def settle(world: CheckWorld, ids: Sequence[str], state: TransactionState, *, through: int) -> None:
     """What the publisher would write about claims of version `through`."""
     op = world.store.tables.op_log().table
-    log = world.store.tables.settled_log(op.table_id)
+    log = world.store.tables.settled_log(op.log.table_id)
     claims = [Claim(key, ClaimKind.COMMIT, GROUP, through, n) for n, key in enumerate(ids)]
     facts = [Fact(claim, state, 0, None) for claim in claims]
     rows = settled_table(facts, world.clock.now_ms(), [None] * len(facts))
@@ -453,7 +453,7 @@ def test_claim_that_no_txmq_writes_does_not_stop_the_check(
     ids, listener = world.prepare(), world.listener()
     row = OpRow(ids[0], ClaimKind.COMMIT, GROUP, ClaimSource.PRODUCER, world.clock.now_ms())
     rows = pa.Table.from_pylist([op_table([row], 0).to_pylist()[0] | bent], OP.columns)
-    world.store.tables.op_log().table.append(rows, app_id="stranger", number=1)
+    world.store.tables.op_log().table.writer.append(rows, app_id="stranger", number=1)
     world.clock.advance(10)
 
     recheck(world, orders=listener)
@@ -469,7 +469,7 @@ def test_claim_whose_time_no_python_can_show_counts_as_none(world: CheckWorld) -
     place = rows.schema.get_field_index("next_check_timestamp")
     far = pa.array([2**62], MICROSECONDS_UTC)
     rows = rows.set_column(place, OP.columns.field(place), far)
-    world.store.tables.op_log().table.append(rows, app_id="stranger", number=1)
+    world.store.tables.op_log().table.writer.append(rows, app_id="stranger", number=1)
     world.clock.advance(10)
 
     recheck(world, orders=listener)
@@ -567,7 +567,7 @@ def test_real_clock_works_too(world: CheckWorld) -> None:
 
 
 def _checkpoint(world: CheckWorld) -> None:
-    delta_rs(world.store.tables.half_log().table).create_checkpoint()
+    delta_rs(world.store.tables.half_log().table.folder).create_checkpoint()
 
 
 def _prepare_with_old_id(world: CheckWorld) -> None:

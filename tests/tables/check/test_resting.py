@@ -97,7 +97,7 @@ def looked(trigger: StreamTrigger, elapsed: Elapsed, times: int = 1) -> bool:
 
 
 def commit(store: Store, number: int) -> None:
-    store.tables.half_log().table.append(halves(number), app_id="test", number=number)
+    store.tables.half_log().table.writer.append(halves(number), app_id="test", number=number)
 
 
 def test_query_starts_with_the_service(trigger: StreamTrigger) -> None:
@@ -182,7 +182,7 @@ def test_logs_that_cannot_be_looked_at_are_not_quiet(
     def broken() -> bool:
         raise StorageError("half", "cannot be read")
 
-    monkeypatch.setattr(logs._tables[0], "has_news", broken)
+    monkeypatch.setattr(logs._tables[0].log, "has_news", broken)
     for _ in range(20):
         elapsed.pass_s(2.0)
         logs.look()

@@ -543,7 +543,7 @@ def test_ordinary_message_without_its_commit_is_rolled_back_unasked(
 
 def _break_newest_file(world: CheckWorld) -> None:
     table = world.store.tables.half_log().table
-    actions = pa.table(delta_rs(table).get_add_actions(flatten=True)).to_pylist()
+    actions = pa.table(delta_rs(table.folder).get_add_actions(flatten=True)).to_pylist()
     newest = max(actions, key=lambda action: action["modification_time"])
     folder = world.folder / "store" / "half"
     (folder / newest["path"]).write_bytes(b"no parquet")

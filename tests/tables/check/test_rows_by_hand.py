@@ -14,7 +14,7 @@ from tests.kit.check_world import CheckWorld
 from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import bodies, log_rows, publish, rows_of
 from txmq.check.recheck import RecheckJob
-from txmq.errors import InvalidPropertyError
+from txmq.errors import InvalidMessageError
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC
@@ -151,7 +151,7 @@ def test_half_with_a_strange_immunity_is_asked_about_like_any_other(
 
 @pytest.mark.parametrize("immunity", ["-1", "abc", "100.5"])
 def test_message_with_a_strange_immunity_is_refused(immunity: str) -> None:
-    with pytest.raises(InvalidPropertyError, match=IMMUNITY):
+    with pytest.raises(InvalidMessageError, match=IMMUNITY):
         Message("order-paid", b"42", properties={IMMUNITY: immunity})
 
 

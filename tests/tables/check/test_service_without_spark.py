@@ -75,7 +75,7 @@ def test_half_without_an_end_is_asked_after_its_immunity_and_not_before(
 
     assert sorted(listener.asked()) == sorted(due)
     assert len(world.claims(ClaimKind.COMMIT)) == 25
-    stored_ms = world.store.tables.half_log().table.commit_times_ms()[3]
+    stored_ms = world.store.tables.half_log().table.folder.commit_times_ms()[3]
     assert min(listener.first_asked_s().values()) * 1000 >= stored_ms + 500
     assert not {row["transaction_id"] for row in world.claims()} & set(immune)
 
@@ -205,7 +205,7 @@ def test_broker_without_spark_does_everything_and_starts_no_java(tmp_path: Path)
         "    producer.send(Message('paid', b'2', delay_s=1))\n"
         "def seen():\n"
         "    if 'paid' not in store.topics(): return 0\n"
-        "    return sum(f.num_records for f in store.tables.table_at('topics/paid').files())\n"
+        "    return sum(f.num_records for f in store.tables.table_at('topics/paid').files.all())\n"
         "until = time.monotonic() + 60\n"
         "while seen() < 3 and time.monotonic() < until: time.sleep(0.02)\n"
         "assert handle.is_alive, handle.exception\n"

@@ -37,10 +37,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsumerW
     for queue in range(QUEUES):
         made.send_to(queue, *(body(queue, number) for number in range(COUNT)))
     table = made.store.tables.table_at(f"topics/{TOPIC}")
-    files = table.files()
-    rows = table.read(files, table.columns.names).sort_by("queue_offset").combine_chunks()
-    new = write_file([rows], table.columns, table.filesystem, table.schema.statistics_columns)
-    table.rewrite(files, [new])
+    files = table.files.all()
+    rows = table.rows.read(files, table.log.columns.names).sort_by("queue_offset").combine_chunks()
+    new = write_file(
+        [rows], table.log.columns, table.folder.filesystem, table.schema.statistics_columns
+    )
+    table.writer.rewrite(files, [new])
     monkeypatch.setattr(topic_reader, "WINDOW_BYTES", WINDOW_BYTES)
     monkeypatch.setattr(topic_reader, "KEPT_BYTES", 2 * WINDOW_BYTES)
     monkeypatch.setattr(taking, "READ_AHEAD_BYTES", 2 * WINDOW_BYTES)
@@ -129,7 +131,7 @@ def test_batch_of_offsets_is_bounded_by_the_size_of_its_files(world: ConsumerWor
         from_timestamp=None, mode=ConsumeMode.CLUSTERING, member_id=None, namespace=None,
     )  # fmt: skip
     reader = GroupReader(world.store, subscription, world.clock, world.sent_back)
-    (file,) = world.store.tables.table_at(f"topics/{TOPIC}").files()
+    (file,) = world.store.tables.table_at(f"topics/{TOPIC}").files.all()
     row_bytes = file.size_bytes // file.num_records
     ranges = RangeReader(reader)
 

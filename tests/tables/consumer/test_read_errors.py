@@ -13,7 +13,8 @@ from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import Run, TopicReader, topic_commit
 from txmq.consumer.rules import TopicCommit, TopicQueue
-from txmq.delta.storage import Table
+from txmq.delta.folder import TableFolder
+from txmq.delta.table_log import LiveFiles
 from txmq.errors import StorageError
 from txmq.spark.members import OffsetRange, RangeReader
 
@@ -113,7 +114,7 @@ def test_list_of_files_that_could_not_be_read_once_is_read_again(
     with monkeypatch.context() as broken:
         # Log clean-up has taken the commit, so the reader reads the list of all files.
         broken.setattr("txmq.consumer.reader.commit_news", lambda *_: None)
-        broken.setattr(Table, "parts", _unread)
+        broken.setattr(LiveFiles, "parts", _unread)
         with pytest.raises(OSError, match="no disk"):
             consumer.poll(timeout_s=0)
 
@@ -202,7 +203,7 @@ def test_offsets_of_other_topics_are_committed_beside_one_whose_log_cannot_be_re
     world.send_to(0, "a0", topic="a")
     assert sorted(bodies(drained(consumer))) == ["a0", "b1"]
 
-    def failing(table: Table, version: int) -> TopicCommit | None:
+    def failing(table: TableFolder, version: int) -> TopicCommit | None:
         if "topics/b" in table.location:
             raise OSError(5, "no disk")
         return topic_commit(table, version)

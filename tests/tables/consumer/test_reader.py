@@ -191,10 +191,10 @@ def test_merged_file_that_lies_around_another_one_keeps_the_order(world: Consume
     for number in range(3):
         world.send_to(0, f"m{number}")
     table = world.store.tables.table_at(f"topics/{TOPIC}")
-    files = sorted(table.files(), key=lambda file: file.modified_ms)
+    files = sorted(table.files.all(), key=lambda file: file.modified_ms)
     from txmq.maintenance.compaction import _merged
 
-    table.rewrite([files[0], files[2]], [_merged(table, [files[2], files[0]])])
+    table.writer.rewrite([files[0], files[2]], [_merged(table, [files[2], files[0]])])
 
     assert bodies(drained(world.consumer())) == ["m0", "m1", "m2"]
 
@@ -344,8 +344,8 @@ def test_large_file_is_read_one_row_group_at_a_time(
     from txmq.maintenance.compaction import _merged
 
     monkeypatch.setattr("txmq.maintenance.compaction.ROW_GROUP_BYTES", 1)
-    files = table.files()
-    table.rewrite(files, [_merged(table, files)])
+    files = table.files.all()
+    table.writer.rewrite(files, [_merged(table, files)])
 
     handed = drained(world.consumer(), 9)
 

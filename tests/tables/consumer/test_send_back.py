@@ -16,9 +16,8 @@ from txmq.check.recheck import RecheckJob
 from txmq.consumer.send_back import FailedMessage, SendBack, SentBack
 from txmq.errors import (
     CommitConflictError,
-    InvalidDelayTypeError,
+    InvalidMessageError,
     InvalidNameError,
-    InvalidPropertyError,
     InvalidReasonError,
     StorageError,
 )
@@ -333,7 +332,7 @@ def test_old_message_gets_an_id_of_now_and_is_still_sent_once(world: DelayWorld)
     assert fail(world, old).message_id == sent.message_id
     (row,) = world.rows("SCHEDULE_TOPIC_XXXX")
     halves = world.store.tables.half_log().table
-    (day,) = {file.partition["store_date"] for file in halves.files()[:1]}
+    (day,) = {file.partition["store_date"] for file in halves.files.all()[:1]}
     assert abs((world.now.date() - day).days) <= 2
     assert row["message_id"] == sent.message_id
     assert is_clean(world)
@@ -429,8 +428,8 @@ def test_of_an_exception_only_its_class_is_kept(world: DelayWorld) -> None:
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [({"reason": None}, InvalidReasonError), ({"reason": 5}, InvalidReasonError),
-     ({"delay_level": "3"}, InvalidDelayTypeError), ({"delay_level": True}, InvalidDelayTypeError),
-     ({"replay": 1.5}, InvalidDelayTypeError)],
+     ({"delay_level": "3"}, InvalidMessageError), ({"delay_level": True}, InvalidMessageError),
+     ({"replay": 1.5}, InvalidMessageError)],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused_before_anything_is_written(
     world: DelayWorld, options: Mapping[str, Any], refusal: type[Exception]
@@ -456,7 +455,7 @@ def test_any_text_is_a_reason_that_fits(world: DelayWorld, reason: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RETRY_PROPERTIES))
 def test_users_cannot_set_what_a_retry_carries(name: str) -> None:
-    with pytest.raises(InvalidPropertyError, match="reserved"):
+    with pytest.raises(InvalidMessageError, match="reserved"):
         Message(TOPIC, b"", properties={name: "x"})
 
 

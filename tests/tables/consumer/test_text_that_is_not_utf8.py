@@ -37,15 +37,19 @@ def not_utf8(values: list[str | None], wrong: set[int]) -> pa.Array:
 def spoil(world: ConsumerWorld, topic: str, bodies_of_rows: set[bytes]) -> None:
     """Keys, tag, sharding key and a property of some rows are no UTF-8, as a DataFrame may do."""
     table = world.store.tables.table_at(f"topics/{topic}")
-    files = table.files()
-    rows = table.read(files, table.columns.names).combine_chunks()
+    files = table.files.all()
+    rows = table.rows.read(files, table.log.columns.names).combine_chunks()
     wrong = {n for n, body in enumerate(rows["body"].to_pylist()) if body in bodies_of_rows}
     for name in ("keys", "tags", "sharding_key"):
         column = not_utf8(rows[name].to_pylist(), wrong)
         rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), column)
-    table.rewrite(
+    table.writer.rewrite(
         files,
-        [write_file([rows], table.columns, table.filesystem, table.schema.statistics_columns)],
+        [
+            write_file(
+                [rows], table.log.columns, table.folder.filesystem, table.schema.statistics_columns
+            )
+        ],
     )
 
 
@@ -119,7 +123,7 @@ def test_query_shows_it(world: ConsumerWorld) -> None:
 
 def world_rows(world: ConsumerWorld) -> list[dict[str, Any]]:
     table = world.store.tables.table_at(f"topics/{TOPIC}")
-    return table.read(table.files(), ("message_id", "body")).to_pylist()
+    return table.rows.read(table.files.all(), ("message_id", "body")).to_pylist()
 
 
 def test_topic_with_it_can_be_compared_for_a_rebuild(world: ConsumerWorld) -> None:

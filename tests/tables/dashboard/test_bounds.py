@@ -10,7 +10,7 @@ import pytest
 from tests.kit.check_world import CheckWorld
 from tests.kit.dashboard_world import CONSUMERS, DashboardWorld
 from tests.kit.wsgi import asked
-from txmq.delta.reading import ReadTable
+from txmq.delta.file_rows import FileRows
 from txmq.ops.admin.dead_letter_notes import Chosen
 from txmq.ops.admin.dead_letters import DeadLetters
 from txmq.ops.admin.messages import MessageQuery
@@ -31,14 +31,14 @@ class Reads:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
-    counted, stored = Reads(), ReadTable._stored
+    counted, stored = Reads(), FileRows._read_once
 
-    def noted(table: ReadTable, *arguments: object, **named: object) -> object:
+    def noted(table: FileRows, *arguments: object, **named: object) -> object:
         rows = stored(table, *arguments, **named)  # type: ignore[arg-type]
         counted.rows += rows.num_rows
         return rows
 
-    monkeypatch.setattr(ReadTable, "_stored", noted)
+    monkeypatch.setattr(FileRows, "_read_once", noted)
     return counted
 
 

@@ -22,7 +22,7 @@ from txmq.delta.checkpoints import (
     checkpoint_path,
     write_checkpoint,
 )
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import StorageError
 
 
@@ -59,11 +59,11 @@ def test_reader_from_a_checkpoint_sees_what_all_commits_say(table: Table, seed: 
         if dice.random() < 0.2:
             kind = dice.choice(["own", "own", "delta-rs"])
             if kind == "own":
-                write_checkpoint(table, table.refresh().version)
+                write_checkpoint(table.folder, table.refresh().version)
             else:
                 DeltaTable(table.location).create_checkpoint()
     snapshot = checked(table.location)
-    write_checkpoint(table, snapshot.version)
+    write_checkpoint(table.folder, snapshot.version)
 
     without_commits_before(table, snapshot.version)
 
@@ -71,53 +71,55 @@ def test_reader_from_a_checkpoint_sees_what_all_commits_say(table: Table, seed: 
 
 
 def test_change_feed_and_marks_go_on_after_a_checkpoint(table: Table) -> None:
-    table.append(rows(1), app_id="app", number=1)
-    write_checkpoint(table, 1)
-    table.append(rows(2), app_id="app", number=2)
+    table.writer.append(rows(1), app_id="app", number=1)
+    write_checkpoint(table.folder, 1)
+    table.writer.append(rows(2), app_id="app", number=2)
 
     fresh = Table(table.location, NUMBERS).refresh()
 
-    assert fresh.mark("app") == 2
-    assert fresh.changes(2, 2, ["number"])["number"].to_pylist() == [2]
+    assert fresh.log.mark("app") == 2
+    assert fresh.changes.read(2, 2, ["number"])["number"].to_pylist() == [2]
 
 
 def test_removed_files_are_remembered_for_an_hour_only(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table.append(rows(1), app_id="app", number=1)
-    table.remove(table.files())
-    write_checkpoint(table, 2)
+    table.writer.append(rows(1), app_id="app", number=1)
+    table.writer.remove(table.files.all())
+    write_checkpoint(table.folder, 2)
     recent = pq.read_table(Path(table.location, checkpoint_path(2)))
     monkeypatch.setattr(checkpoint_file, "TOMBSTONE_MS", -60_000)
-    table.append(rows(2), app_id="app", number=2)
-    write_checkpoint(table, 3)
+    table.writer.append(rows(2), app_id="app", number=2)
+    write_checkpoint(table.folder, 3)
     later = pq.read_table(Path(table.location, checkpoint_path(3)))
 
     assert len(recent) - recent["remove"].null_count == 1
     assert len(later) == later["remove"].null_count
-    assert [file.num_records for file in Table(table.location, NUMBERS).refresh().files()] == [1]
+    assert [file.num_records for file in Table(table.location, NUMBERS).refresh().files.all()] == [
+        1
+    ]
 
 
 def test_checkpoint_is_due_by_its_commits_and_by_what_it_holds(table: Table) -> None:
     for number in range(1, 61):
-        table.append(rows(number), app_id="app", number=number)
-    assert write_checkpoint(table, 60, least_commits=25)
+        table.writer.append(rows(number), app_id="app", number=number)
+    assert write_checkpoint(table.folder, 60, least_commits=25)
     for number in range(61, 65):
-        table.append(rows(number), app_id="app", number=number)
+        table.writer.append(rows(number), app_id="app", number=number)
 
     # Of 63 rows, four are fewer than a tenth.
-    assert not write_checkpoint(table, 64, least_commits=2)
-    assert not write_checkpoint(table, 64, least_commits=25)
-    assert write_checkpoint(table, 64)
-    assert not write_checkpoint(table, 64)
+    assert not write_checkpoint(table.folder, 64, least_commits=2)
+    assert not write_checkpoint(table.folder, 64, least_commits=25)
+    assert write_checkpoint(table.folder, 64)
+    assert not write_checkpoint(table.folder, 64)
 
 
 def test_older_checkpoint_does_not_move_the_newest_back(table: Table) -> None:
     for number in (1, 2, 3):
-        table.append(rows(number), app_id="app", number=number)
-    write_checkpoint(table, 3)
+        table.writer.append(rows(number), app_id="app", number=number)
+    write_checkpoint(table.folder, 3)
 
-    assert not write_checkpoint(table, 2)
+    assert not write_checkpoint(table.folder, 2)
     last = json.loads(Path(table.location, LAST_CHECKPOINT).read_text(encoding="utf-8"))
     assert last["version"] == 3
 
@@ -145,41 +147,41 @@ def with_parts(table: Table) -> None:
 def test_checkpoint_that_cannot_be_continued_is_left_to_delta_rs(
     table: Table, damage: object
 ) -> None:
-    table.append(rows(1), app_id="app", number=1)
-    write_checkpoint(table, 1)
-    table.append(rows(2), app_id="app", number=2)
+    table.writer.append(rows(1), app_id="app", number=1)
+    write_checkpoint(table.folder, 1)
+    table.writer.append(rows(2), app_id="app", number=2)
     damage(table)  # type: ignore[operator]
 
     with pytest.raises(OtherCheckpointError):
-        write_checkpoint(table, 2)
+        write_checkpoint(table.folder, 2)
     if damage is without_last:
-        checkpoint_now(table, 2)
+        checkpoint_now(table.folder, 2)
         assert Path(table.location, checkpoint_path(2)).exists()
 
 
 def test_damaged_commit_is_named(table: Table) -> None:
-    table.append(rows(1), app_id="app", number=1)
+    table.writer.append(rows(1), app_id="app", number=1)
     Path(table.location, commit_path(1)).write_text("{", encoding="utf-8")
 
     with pytest.raises(StorageError, match=r"1\.json is damaged"):
-        write_checkpoint(table, 1)
+        write_checkpoint(table.folder, 1)
     assert not Path(table.location, checkpoint_path(1)).exists()
 
 
 def test_property_of_any_name_is_kept(table: Table) -> None:
-    table.set_properties({"provider": "x"})
-    table.append(rows(1), app_id="app", number=1)
+    table.writer.set_properties({"provider": "x"})
+    table.writer.append(rows(1), app_id="app", number=1)
 
-    checkpoint_now(table, table.version)
+    checkpoint_now(table.folder, table.version)
     without_commits_before(table, table.version)
 
-    assert Table(table.location, NUMBERS).properties()["provider"] == "x"
+    assert Table(table.location, NUMBERS).log.properties()["provider"] == "x"
 
 
 def test_values_that_do_not_fit_are_left_to_delta_rs(table: Table) -> None:
     strange = {"txn": {"appId": "other", "version": 1, "lastUpdated": "today"}}
-    table.append(rows(1), app_id="app", number=1)
+    table.writer.append(rows(1), app_id="app", number=1)
     Path(table.location, commit_path(2)).write_text(json.dumps(strange))
 
     with pytest.raises(OtherCheckpointError):
-        write_checkpoint(table, 2)
+        write_checkpoint(table.folder, 2)

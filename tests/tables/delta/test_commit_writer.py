@@ -23,8 +23,8 @@ from txmq.delta.actions import LOG_FOLDER, NewCommit, commit_path
 from txmq.delta.checkpoints import _Checkpoints, _Due, _Process
 from txmq.delta.commit_writer import TURN_FILE, Turns
 from txmq.delta.folder import Objects
-from txmq.delta.log import clean_log
-from txmq.delta.storage import Table
+from txmq.delta.log_files import clean_log
+from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, StorageError, StoreFullError
 
 APP = "app"
@@ -39,28 +39,28 @@ def table(tmp_path: Path) -> Table:
 
 
 def test_every_commit_keeps_delta_s_protocol_to_the_letter(table: Table) -> None:
-    table.append(rows(1), app_id=APP, number=1)
-    table.append(pa.concat_tables([rows(2), rows(3, part=None), rows(4, part="ä/ %2F=")]),
+    table.writer.append(rows(1), app_id=APP, number=1)
+    table.writer.append(pa.concat_tables([rows(2), rows(3, part=None), rows(4, part="ä/ %2F=")]),
                  app_id=APP, number=2)  # fmt: skip
-    table.swap(rows(5), {"progress": 1})
-    table.commit_marks({"progress": 2})
-    table.rewrite(table.files()[:2], table.new_files(rows(9)))
-    table.remove(table.files()[:1], {"progress": 3})
-    table.replace(rows(7), {"progress": 4})
+    table.writer.swap(rows(5), {"progress": 1})
+    table.writer.commit_marks({"progress": 2})
+    table.writer.rewrite(table.files.all()[:2], table.writer.new_files(rows(9)))
+    table.writer.remove(table.files.all()[:1], {"progress": 3})
+    table.writer.replace(rows(7), {"progress": 4})
 
     snapshot = checked(table.location)
 
     assert snapshot.version == 7
     assert snapshot.marks["progress"] == 4
     assert [action["size"] for action in snapshot.live.values()] == [
-        file.size_bytes for file in another(table).files()
+        file.size_bytes for file in another(table).files.all()
     ]
     assert stored(table) == [7]
 
 
 def test_delta_rs_reads_what_it_writes(table: Table) -> None:
-    table.append(pa.concat_tables([rows(1), rows(2, part=None)]), app_id=APP, number=1)
-    table.remove([file for file in table.files() if file.partition["part"] is None])
+    table.writer.append(pa.concat_tables([rows(1), rows(2, part=None)]), app_id=APP, number=1)
+    table.writer.remove([file for file in table.files.all() if file.partition["part"] is None])
 
     handle = DeltaTable(table.location)
 
@@ -79,23 +79,23 @@ def appended_by_delta_rs(table: Table) -> None:
 
 
 def appended_by_txmq(table: Table) -> None:
-    another(table).append(rows(100), app_id="rival", number=1)
+    another(table).writer.append(rows(100), app_id="rival", number=1)
 
 
 @pytest.mark.parametrize("rival", [appended_by_delta_rs, appended_by_txmq])
 def test_append_follows_the_appends_of_others(table: Table, rival: Callable[[Table], None]) -> None:
     with before_put(lambda: rival(table)):
-        version = table.append(rows(1), app_id=APP, number=1)
+        version = table.writer.append(rows(1), app_id=APP, number=1)
 
     assert version == 2
     assert stored(table) == [1, 100]
-    assert another(table).changes(version, version, ["number"])["number"].to_pylist() == [1]
+    assert another(table).changes.read(version, version, ["number"])["number"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize("rival", [appended_by_delta_rs, appended_by_txmq])
 def test_append_of_delta_rs_follows_ours(table: Table, rival: Callable[[Table], None]) -> None:
     with after_commit(lambda: rival(table)):
-        table.append(rows(1), app_id=APP, number=1)
+        table.writer.append(rows(1), app_id=APP, number=1)
 
     assert stored(table) == [1, 100]
 
@@ -106,7 +106,7 @@ def mark_by_delta_rs(table: Table) -> None:
 
 
 def mark_by_txmq(table: Table) -> None:
-    another(table).swap(rows(100), {"progress": 5})
+    another(table).writer.swap(rows(100), {"progress": 5})
 
 
 @pytest.mark.parametrize("rival", [mark_by_delta_rs, mark_by_txmq])
@@ -117,14 +117,14 @@ def test_swap_is_refused_where_another_writer_moved_its_mark(
         before_put(lambda: rival(table)),
         pytest.raises(CommitRefusedError, match="moved the mark progress"),
     ):
-        table.swap(rows(1), {"progress": 1})
+        table.writer.swap(rows(1), {"progress": 1})
 
     assert stored(table) == [100]
-    assert another(table).mark("progress") == 5
+    assert another(table).log.mark("progress") == 5
 
 
 def test_file_is_removed_once(table: Table) -> None:
-    table.append(rows(1), app_id=APP, number=1)
+    table.writer.append(rows(1), app_id=APP, number=1)
     rival = another(table)
 
     def delete_by_delta_rs() -> None:
@@ -134,30 +134,30 @@ def test_file_is_removed_once(table: Table) -> None:
         before_put(delete_by_delta_rs),
         pytest.raises(CommitRefusedError, match="another writer removed part-"),
     ):
-        rival.rewrite(rival.files(), rival.new_files(rows(1)))
+        rival.writer.rewrite(rival.files.all(), rival.writer.new_files(rows(1)))
 
     assert stored(table) == []
 
 
 def test_commit_after_the_properties_changed_is_computed_again(table: Table) -> None:
-    with before_put(lambda: another(table).set_properties({"txmq.test": "1"})):
-        table.append(rows(1), app_id=APP, number=1)
+    with before_put(lambda: another(table).writer.set_properties({"txmq.test": "1"})):
+        table.writer.append(rows(1), app_id=APP, number=1)
 
-    assert table.properties()["txmq.test"] == "1"
+    assert table.log.properties()["txmq.test"] == "1"
     with (
-        before_put(lambda: another(table).set_properties({"txmq.test": "2"})),
+        before_put(lambda: another(table).writer.set_properties({"txmq.test": "2"})),
         pytest.raises(CommitRefusedError, match="columns or properties"),
     ):
-        table.swap(rows(2), {"progress": 1})
+        table.writer.swap(rows(2), {"progress": 1})
     assert stored(table) == [1]
 
 
 def test_file_whose_removal_was_another_one_s_does_not_stop_appends(table: Table) -> None:
-    table.append(rows(1), app_id=APP, number=1)
+    table.writer.append(rows(1), app_id=APP, number=1)
     rival = another(table)
 
-    with before_put(lambda: rival.remove(rival.files())):
-        table.append(rows(2), app_id=APP, number=2)
+    with before_put(lambda: rival.writer.remove(rival.files.all())):
+        table.writer.append(rows(2), app_id=APP, number=2)
 
     assert stored(table) == [2]
 
@@ -167,11 +167,11 @@ def test_file_whose_removal_was_another_one_s_does_not_stop_appends(table: Table
 
 def test_log_that_went_back_is_not_written_beyond_its_end(table: Table) -> None:
     for number in (1, 2, 3):
-        table.append(rows(number), app_id=APP, number=number)
+        table.writer.append(rows(number), app_id=APP, number=number)
     for version in (2, 3):
         Path(table.location, commit_path(version)).unlink()
 
-    version = table.append(rows(9), app_id=APP, number=9)
+    version = table.writer.append(rows(9), app_id=APP, number=9)
 
     assert version == 2
     assert stored(table) == [1, 9]
@@ -180,15 +180,15 @@ def test_log_that_went_back_is_not_written_beyond_its_end(table: Table) -> None:
 def test_log_that_was_replaced_is_not_taken_for_the_old_one(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table.append(rows(1), app_id=APP, number=1)
+    table.writer.append(rows(1), app_id=APP, number=1)
     newest = Path(table.location, commit_path(1))
     lines = newest.read_text(encoding="utf-8").splitlines(keepends=True)
     newest.unlink()
     newest.write_text("".join(line for line in lines if '"txn"' not in line), encoding="utf-8")
-    reopen, opened = table.reopen, []
-    monkeypatch.setattr(table, "reopen", lambda: opened.append(1) or reopen())
+    reopen, opened = table.log.reopen, []
+    monkeypatch.setattr(table.log, "reopen", lambda: opened.append(1) or reopen())
 
-    version = table.append(rows(9), app_id=APP, number=9)
+    version = table.writer.append(rows(9), app_id=APP, number=9)
 
     assert version == 2
     assert opened
@@ -201,7 +201,7 @@ def test_emptied_commit_of_another_is_opened_again(table: Table) -> None:
         Path(table.location, commit_path(1)).write_bytes(b"")
 
     with before_put(emptied):
-        version = table.append(rows(1), app_id=APP, number=1)
+        version = table.writer.append(rows(1), app_id=APP, number=1)
 
     assert version == 2
 
@@ -212,7 +212,7 @@ def test_commit_of_another_shape_is_no_error_of_python(table: Table, content: st
         Path(table.location, commit_path(1)).write_text(content)
 
     with before_put(odd), pytest.raises(StorageError) as error:
-        table.append(rows(1), app_id=APP, number=1)
+        table.writer.append(rows(1), app_id=APP, number=1)
 
     assert f"{commit_path(1)} is damaged" in str(error.value.__cause__)
 
@@ -221,7 +221,7 @@ def test_full_disk_is_named_and_nothing_is_committed(table: Table) -> None:
     error = OSError(28, "No space left on device")
 
     with failing_put(error), pytest.raises(StoreFullError):
-        table.append(rows(1), app_id=APP, number=1)
+        table.writer.append(rows(1), app_id=APP, number=1)
 
     assert stored(table) == []
 
@@ -237,14 +237,14 @@ def test_writer_that_loses_again_and_again_asks_the_others_to_wait(
 
     def faster(objects: Objects, path: str, content: bytes) -> bool:
         is_waiting = Path(table.location, TURN_FILE).exists()
-        if objects is table.objects and path.startswith(LOG_FOLDER) and not is_waiting:
-            rival.append(rows(next(count)), app_id="rival", number=next(count))
+        if objects is table.folder.objects and path.startswith(LOG_FOLDER) and not is_waiting:
+            rival.writer.append(rows(next(count)), app_id="rival", number=next(count))
         is_asked.append(is_waiting)
         return put(objects, path, content)
 
     monkeypatch.setattr(Objects, "put_new", faster)
     monkeypatch.setattr(commit_writer, "PAUSE_S", 0.0)
-    table.append(rows(0), app_id=APP, number=1)
+    table.writer.append(rows(0), app_id=APP, number=1)
 
     assert is_asked[-1]
     assert 0 in stored(table)
@@ -252,7 +252,7 @@ def test_writer_that_loses_again_and_again_asks_the_others_to_wait(
 
 
 def turns_of(table: Table) -> Turns:
-    return Turns(table.objects, table.file_bytes)
+    return Turns(table.folder.objects, table.folder.file_bytes)
 
 
 def test_turn_of_a_dead_writer_is_waited_for_once(
@@ -343,16 +343,16 @@ def no_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_writers_that_rested_while_the_log_was_cleaned_are_both_seen(table: Table) -> None:
     # The first one puts a commit where nobody looks any more: right behind what the second one saw.
     first, second = another(table), another(table)
-    first.append(rows(1), app_id="first", number=1)
-    second.append(rows(2), app_id="second", number=1)
+    first.writer.append(rows(1), app_id="first", number=1)
+    second.writer.append(rows(2), app_id="second", number=1)
     for number in range(5):
-        table.append(rows(10 + number), app_id=APP, number=number + 1)
-    table.checkpoint()
+        table.writer.append(rows(10 + number), app_id=APP, number=number + 1)
+    table.writer.checkpoint()
     clean_log(table, table.version)
 
     versions = [
-        first.append(rows(3), app_id="first", number=2),
-        second.append(rows(4), app_id="second", number=2),
+        first.writer.append(rows(3), app_id="first", number=2),
+        second.writer.append(rows(4), app_id="second", number=2),
     ]
 
     assert versions == [8, 9]
@@ -361,18 +361,18 @@ def test_two_writers_that_rested_while_the_log_was_cleaned_are_both_seen(table: 
 
 def test_writer_that_sleeps_before_its_put_does_not_follow_another_such_one(table: Table) -> None:
     sleeper, rival = another(table), another(table)
-    sleeper.append(rows(1), app_id="sleeper", number=1)
+    sleeper.writer.append(rows(1), app_id="sleeper", number=1)
     stale = NewCommit((), (), {"rival": 1}, "stale")
 
     def night() -> None:
         for number in range(5):
-            table.append(rows(10 + number), app_id=APP, number=number + 1)
-        table.checkpoint()
+            table.writer.append(rows(10 + number), app_id=APP, number=number + 1)
+        table.writer.checkpoint()
         clean_log(table, table.version)
-        assert rival.objects.put_new(commit_path(1), stale.content(0))
+        assert rival.folder.objects.put_new(commit_path(1), stale.content(0))
 
     with before_put(night):
-        sleeper.append(rows(2), app_id="sleeper", number=2)
+        sleeper.writer.append(rows(2), app_id="sleeper", number=2)
 
     assert 2 in stored(table)
 
@@ -381,18 +381,18 @@ def test_own_commit_that_is_not_there_after_it_is_made_again(table: Table) -> No
     newest = Path(table.location, commit_path(1))
 
     with after_commit(newest.unlink):
-        table.append(rows(1), app_id=APP, number=1)
+        table.writer.append(rows(1), app_id=APP, number=1)
 
     assert stored(table) == [1]
 
 
 def test_writer_goes_on_in_a_log_that_was_replaced_by_one_of_as_many_commits(table: Table) -> None:
-    table.append(rows(1), app_id=APP, number=1)
+    table.writer.append(rows(1), app_id=APP, number=1)
     table.refresh()
     newest = Path(table.location, commit_path(1))
     os.utime(newest, ns=(1, 1))
 
-    table.append(rows(2), app_id=APP, number=2)
+    table.writer.append(rows(2), app_id=APP, number=2)
 
     assert stored(table) == [1, 2]
 
@@ -400,11 +400,11 @@ def test_writer_goes_on_in_a_log_that_was_replaced_by_one_of_as_many_commits(tab
 def test_swap_after_an_own_swap_is_refused_where_another_writer_moved_its_mark(
     table: Table,
 ) -> None:
-    table.swap_files(table.new_files(rows(1)), {"progress": 1})
-    another(table).swap(rows(2), {"progress": 2})
+    table.writer.swap_files(table.writer.new_files(rows(1)), {"progress": 1})
+    another(table).writer.swap(rows(2), {"progress": 2})
 
     with pytest.raises(CommitRefusedError):
-        table.swap_files(table.new_files(rows(2)), {"progress": 2})
+        table.writer.swap_files(table.writer.new_files(rows(2)), {"progress": 2})
     assert stored(table) == [1, 2]
 
 
@@ -424,11 +424,11 @@ def test_writer_that_may_write_no_turn_goes_on_without_one(
             number = lost.pop()
             with monkeypatch.context() as patch:
                 patch.setattr(Objects, "put_new", put_new)
-                rival.append(rows(100 + number), app_id=f"rival-{number}", number=1)
+                rival.writer.append(rows(100 + number), app_id=f"rival-{number}", number=1)
         return put_new(objects, path, content)
 
     monkeypatch.setattr(Objects, "put_new", put)
-    table.append(rows(1), app_id=APP, number=1)
+    table.writer.append(rows(1), app_id=APP, number=1)
 
     assert 1 in stored(table)
 
@@ -445,7 +445,7 @@ def test_lost_answer_of_the_last_try_is_found(
         return put_new(objects, path, content)
 
     monkeypatch.setattr(Objects, "put_new", put_twice)
-    table.swap(rows(1), {"progress": 1})
+    table.writer.swap(rows(1), {"progress": 1})
 
     assert stored(table) == [1]
 
@@ -454,7 +454,7 @@ def test_commit_in_a_process_without_room_for_a_thread_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Table(str(tmp_path / "few"), NUMBERS)
-    made.create(checkpoint_interval=1)
+    made.writer.create(checkpoint_interval=1)
     checkpoints = _Checkpoints()
     monkeypatch.setattr(_Process, "checkpoints", checkpoints)
 
@@ -463,7 +463,7 @@ def test_commit_in_a_process_without_room_for_a_thread_is_made(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_room)
-        made.append(rows(1), app_id=APP, number=1)
+        made.writer.append(rows(1), app_id=APP, number=1)
 
     assert stored(made) == [1]
 

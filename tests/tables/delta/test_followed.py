@@ -22,11 +22,10 @@ from tests.kit.numbers_table import (
     without_commits_before,
 )
 from tests.kit.reading import delta_rs
-from txmq.delta import followed, snapshot
+from txmq.delta import snapshot, table_log
 from txmq.delta.actions import LOG_FOLDER, commit_path
 from txmq.delta.checkpoints import checkpoint_now, checkpoint_path, write_checkpoint
-from txmq.delta.followed import FollowedTable
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import StorageError
 
 MARKS = ("app-0", "app-1", "app-2", "progress", "removed", "txmq-rewrite", "nobody")
@@ -37,8 +36,8 @@ def table(tmp_path: Path) -> Table:
     return numbers_table(tmp_path)
 
 
-def as_delta_rs_says(table: FollowedTable) -> dict[str, Any]:
-    handle = delta_rs(table)
+def as_delta_rs_says(table: Table) -> dict[str, Any]:
+    handle = delta_rs(table.folder)
     files = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
     metadata = handle.metadata()
     return {
@@ -58,14 +57,14 @@ def as_delta_rs_says(table: FollowedTable) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_followed(table: FollowedTable) -> dict[str, Any]:
-    ranges = table.ranges("number")
+def as_followed(table: Table) -> dict[str, Any]:
+    ranges = table.files.ranges("number")
     return {
         "version": table.version,
-        "id": table.table_id,
-        "properties": table.properties(),
-        "columns": table.snapshot.definition.columns,
-        "marks": {name: table.mark(name) for name in MARKS},
+        "id": table.log.table_id,
+        "properties": table.log.properties(),
+        "columns": table.log.snapshot.definition.columns,
+        "marks": {name: table.log.mark(name) for name in MARKS},
         "files": {
             span.file.path: (
                 span.file.num_records, span.file.size_bytes, span.file.partition["part"],
@@ -79,7 +78,7 @@ def as_followed(table: FollowedTable) -> dict[str, Any]:
 def checkpoint_of_several_files(table: Table) -> None:
     """As other programs write one: the rows of one file, in two."""
     version = table.refresh().version
-    checkpoint_now(table, version)
+    checkpoint_now(table.folder, version)
     whole = Path(table.location, checkpoint_path(version))
     content = pq.read_table(whole)
     half = len(content) // 2
@@ -94,9 +93,9 @@ def checkpoint_of_several_files(table: Table) -> None:
 def some_checkpoint(table: Table, dice: random.Random) -> None:
     kind = dice.choice(["own", "delta-rs", "several files"])
     if kind == "own":
-        checkpoint_now(table, table.refresh().version)
+        checkpoint_now(table.folder, table.refresh().version)
     elif kind == "delta-rs":
-        delta_rs(table).create_checkpoint()
+        delta_rs(table.folder).create_checkpoint()
     else:
         checkpoint_of_several_files(table)
 
@@ -134,10 +133,10 @@ def test_changes_are_those_of_delta_rs(table: Table) -> None:
     for step in range(1, 30):
         something(table, dice, step)
     end = table.refresh().version
-    feed = pa.table(delta_rs(table).load_cdf(0, end)).to_pylist()
+    feed = pa.table(delta_rs(table.folder).load_cdf(0, end)).to_pylist()
     inserts = [row for row in feed if row["_change_type"] == "insert"]
 
-    changes = table.changes(0, end, ("number", "part")).to_pylist()
+    changes = table.changes.read(0, end, ("number", "part")).to_pylist()
 
     def as_lines(some: list[dict[str, Any]]) -> list[str]:
         return sorted(f"{row['_commit_version']} {row['part']} {row['number']}" for row in some)
@@ -146,27 +145,27 @@ def test_changes_are_those_of_delta_rs(table: Table) -> None:
 
 
 def test_rows_that_another_program_rewrote_are_no_changes(table: Table) -> None:
-    table.append(rows(1, 2, 3), app_id="app", number=1)
-    delta_rs(table).update(updates={"number": "number + 10"}, predicate="number = 2")
+    table.writer.append(rows(1, 2, 3), app_id="app", number=1)
+    delta_rs(table.folder).update(updates={"number": "number + 10"}, predicate="number = 2")
 
     version = table.refresh().version
 
     assert stored(table) == [1, 3, 12]
-    assert table.changes(version, version, ("number",)).num_rows == 0
+    assert table.changes.read(version, version, ("number",)).num_rows == 0
 
 
 def test_checkpoint_without_its_commits_is_enough(table: Table) -> None:
-    table.append(rows(1), app_id="app", number=1)
-    write_checkpoint(table, 1)
+    table.writer.append(rows(1), app_id="app", number=1)
+    write_checkpoint(table.folder, 1)
     for version in (0, 1):
         Path(table.location, commit_path(version)).unlink()
 
     assert stored(table) == [1]
-    assert another(table).refresh().mark("app") == 1
+    assert another(table).refresh().log.mark("app") == 1
 
 
 def test_half_of_a_checkpoint_of_several_files_is_none(table: Table) -> None:
-    table.append(rows(1), app_id="app", number=1)
+    table.writer.append(rows(1), app_id="app", number=1)
     checkpoint_of_several_files(table)
     (first,) = Path(table.location, LOG_FOLDER).glob("*.checkpoint.0000000001.*")
     first.unlink()
@@ -175,7 +174,7 @@ def test_half_of_a_checkpoint_of_several_files_is_none(table: Table) -> None:
 
 
 def test_damaged_commit_is_named(table: Table) -> None:
-    table.append(rows(1), app_id="app", number=1)
+    table.writer.append(rows(1), app_id="app", number=1)
     Path(table.location, commit_path(1)).write_bytes(b'{"add":')
 
     with pytest.raises(StorageError, match=f"{commit_path(1)} is damaged; restore this file"):
@@ -184,9 +183,9 @@ def test_damaged_commit_is_named(table: Table) -> None:
 
 def test_log_that_went_back_is_read_as_a_whole(table: Table, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    table.append(rows(1), app_id="app", number=1)
+    table.writer.append(rows(1), app_id="app", number=1)
     shutil.copytree(table.location, copy)
-    table.append(rows(2), app_id="app", number=2)
+    table.writer.append(rows(2), app_id="app", number=2)
     follower = another(table)
     shutil.rmtree(table.location)
     shutil.copytree(copy, table.location)
@@ -196,18 +195,18 @@ def test_log_that_went_back_is_read_as_a_whole(table: Table, tmp_path: Path) -> 
 
 def test_reading_after_an_own_commit_goes_no_further_than_it(table: Table) -> None:
     """What a rival committed later is news, and not taken for known."""
-    table.append(rows(1), app_id="app", number=1)
-    another(table).append(rows(2), app_id="rival", number=1)
+    table.writer.append(rows(1), app_id="app", number=1)
+    another(table).writer.append(rows(2), app_id="rival", number=1)
 
     assert table.version == 1
-    assert table.has_news()
+    assert table.log.has_news()
     assert table.refresh().version == 2
-    assert not table.has_news()
+    assert not table.log.has_news()
 
 
 @pytest.mark.parametrize("side", ["Reader", "Writer"])
 def test_table_of_a_newer_protocol_is_refused_by_name(table: Table, side: str) -> None:
-    definition = table.snapshot.definition
+    definition = table.log.snapshot.definition
     newer = snapshot.Definition(
         definition.metadata, {**definition.protocol, f"min{side}Version": 9}
     )
@@ -216,7 +215,7 @@ def test_table_of_a_newer_protocol_is_refused_by_name(table: Table, side: str) -
 
 
 def test_columns_that_are_mapped_without_a_feature_are_refused(table: Table) -> None:
-    definition = table.snapshot.definition
+    definition = table.log.snapshot.definition
     metadata = {**definition.metadata, "configuration": {"delta.columnMapping.mode": "name"}}
 
     assert snapshot.Definition(metadata, definition.protocol).unsupported == ["columnMapping"]
@@ -232,11 +231,11 @@ def test_log_is_not_listed_while_commits_come(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = another(table)
-    monkeypatch.setattr(follower, "log_names", None)
-    monkeypatch.setattr(follower, "log_folder", None)
-    monkeypatch.setattr(followed, "LIST_EVERY_S", 3600.0)
+    monkeypatch.setattr(follower.folder, "log_names", None)
+    monkeypatch.setattr(follower.folder, "log_folder", None)
+    monkeypatch.setattr(table_log, "LIST_EVERY_S", 3600.0)
     for number in range(1, 30):
-        table.append(rows(number), app_id="app", number=number)
+        table.writer.append(rows(number), app_id="app", number=number)
         assert follower.refresh().version == number
 
 
@@ -247,22 +246,22 @@ def test_commit_that_a_listing_has_passed_over_is_looked_up_by_name(
 ) -> None:
     """A folder is not listed at one moment: of two commits it may show the later one alone."""
     for number in range(1, 6):
-        table.append(rows(number), app_id="app", number=number)
+        table.writer.append(rows(number), app_id="app", number=number)
         if number == checkpoint:
-            table.checkpoint()
+            table.writer.checkpoint()
     fresh = another(table)
     names = {Path(commit_path(version)).name for version in hidden}
-    listed = [info for info in fresh.log_folder() if info.base_name not in names]
-    monkeypatch.setattr(fresh, "log_names", lambda: [info.base_name for info in listed])
-    monkeypatch.setattr(fresh, "log_folder", lambda: listed)
+    listed = [info for info in fresh.folder.log_folder() if info.base_name not in names]
+    monkeypatch.setattr(fresh.folder, "log_names", lambda: [info.base_name for info in listed])
+    monkeypatch.setattr(fresh.folder, "log_folder", lambda: listed)
 
     assert fresh.version == table.version
-    assert fresh.kept_log().log_bytes.keys() == another(table).kept_log().log_bytes.keys()
+    assert fresh.log.kept_log().log_bytes.keys() == another(table).log.kept_log().log_bytes.keys()
 
 
 def test_commit_that_is_lost_is_named(table: Table) -> None:
     for number in range(1, 6):
-        table.append(rows(number), app_id="app", number=number)
+        table.writer.append(rows(number), app_id="app", number=number)
     Path(table.location, commit_path(3)).unlink()
 
     with pytest.raises(StorageError, match=f"{commit_path(3)} is not there, but later"):
@@ -274,19 +273,19 @@ def test_commit_that_comes_after_the_look_for_it_is_no_reason_to_read_the_whole_
 ) -> None:
     follower = another(table)
     assert follower.refresh().version == 0
-    monkeypatch.setattr(followed, "LIST_EVERY_S", 0.0)
-    newest_commit = follower.newest_commit
+    monkeypatch.setattr(table_log, "LIST_EVERY_S", 0.0)
+    newest_commit = follower.folder.newest_commit
 
     def after_a_commit() -> int:
-        table.append(rows(1), app_id="app", number=1)
+        table.writer.append(rows(1), app_id="app", number=1)
         return newest_commit()
 
-    monkeypatch.setattr(follower, "newest_commit", after_a_commit)
-    monkeypatch.setattr(follower, "log_names", lambda: [Path(commit_path(1)).name])
-    monkeypatch.setattr(follower, "_opened", None)
+    monkeypatch.setattr(follower.folder, "newest_commit", after_a_commit)
+    monkeypatch.setattr(follower.folder, "log_names", lambda: [Path(commit_path(1)).name])
+    monkeypatch.setattr(follower.log, "_opened", None)
 
     assert follower.refresh().version == 0
-    monkeypatch.setattr(follower, "newest_commit", newest_commit)
+    monkeypatch.setattr(follower.folder, "newest_commit", newest_commit)
     assert follower.refresh().version == 1
 
 
@@ -296,17 +295,17 @@ def test_clean_up_between_two_looks_is_no_end_of_the_log(
     """Both commits that a follower looks for are deleted, one look before it and one after."""
     follower = another(table)
     for number in range(1, 6):
-        table.append(rows(number), app_id="app", number=number)
-    table.checkpoint()
-    look = follower._commit_files
+        table.writer.append(rows(number), app_id="app", number=number)
+    table.writer.checkpoint()
+    look = follower.folder.look_up_commits
 
     def slow(*versions: int) -> list[Any]:
         first = look(versions[0])
-        monkeypatch.setattr(follower, "_commit_files", look)
+        monkeypatch.setattr(follower.folder, "look_up_commits", look)
         without_commits_before(table, table.version)
         return [*first, *look(*versions[1:])]
 
-    monkeypatch.setattr(follower, "_commit_files", slow)
+    monkeypatch.setattr(follower.folder, "look_up_commits", slow)
 
     assert follower.refresh().version == 5
 
@@ -323,23 +322,23 @@ def test_clean_up_between_two_looks_is_no_end_of_the_log(
 def test_commit_of_another_shape_is_named_and_nothing_of_it_counts(
     table: Table, actions: list[str]
 ) -> None:
-    table.append(rows(1), app_id="app", number=1)
+    table.writer.append(rows(1), app_id="app", number=1)
     follower = another(table)
-    (file,) = follower.files()
+    (file,) = follower.files.all()
     content = "\n".join(actions).replace("FILE", file.log_path)
     Path(table.location, commit_path(2)).write_text(content)
 
     for _ in range(2):
         with pytest.raises(StorageError, match=f"{commit_path(2)} is damaged; restore this file"):
             follower.refresh()
-    assert follower.files() == [file]
+    assert follower.files.all() == [file]
 
 
 def test_action_that_is_null_is_none(table: Table) -> None:
     lines = ['{"txn": {"appId": "app", "version": 3}, "remove": null, "add": null}']
     Path(table.location, commit_path(1)).write_text("\n".join(lines))
 
-    assert another(table).mark("app") == 3
+    assert another(table).log.mark("app") == 3
 
 
 @pytest.mark.parametrize("path", ["x y.parquet", "ü.parquet", "a%3Ab.parquet", "a%27b.parquet"])
@@ -355,24 +354,24 @@ def test_file_is_removed_by_its_path_as_the_log_spells_it(table: Table, path: st
     Path(table.location, commit_path(1)).write_text(json.dumps({"add": add}))
     table.refresh()
 
-    table.rewrite(table.files(), table.new_files(rows(1)))
-    checkpoint_now(table, table.version)
+    table.writer.rewrite(table.files.all(), table.writer.new_files(rows(1)))
+    checkpoint_now(table.folder, table.version)
 
     assert stored(table) == [1]
-    assert pa.table(delta_rs(table).get_add_actions()).num_rows == 1
+    assert pa.table(delta_rs(table.folder).get_add_actions()).num_rows == 1
 
 
 def test_checkpoint_without_marks_is_read(table: Table) -> None:
-    write_checkpoint(table, 0)
+    write_checkpoint(table.folder, 0)
     whole = Path(table.location, checkpoint_path(0))
     pq.write_table(pq.read_table(whole).drop_columns(["txn"]), whole)
     Path(table.location, commit_path(0)).unlink()
 
-    assert another(table).mark("app") is None
+    assert another(table).log.mark("app") is None
 
 
 def test_damaged_checkpoint_beside_one_of_several_files_is_passed_over(table: Table) -> None:
-    table.append(rows(1), app_id="app", number=1)
+    table.writer.append(rows(1), app_id="app", number=1)
     checkpoint_of_several_files(table)
     Path(table.location, checkpoint_path(1)).write_bytes(b"PAR1")
     for version in (0, 1):
@@ -383,8 +382,8 @@ def test_damaged_checkpoint_beside_one_of_several_files_is_passed_over(table: Ta
 
 def test_marks_are_found_by_the_begin_of_their_names(table: Table) -> None:
     for number, name in enumerate(("queue/1", "queue/2", "other"), start=1):
-        table.append(rows(number), app_id=name, number=number)
-    write_checkpoint(table, 3)
-    table.append(rows(4), app_id="queue/2", number=7)
+        table.writer.append(rows(number), app_id=name, number=number)
+    write_checkpoint(table.folder, 3)
+    table.writer.append(rows(4), app_id="queue/2", number=7)
 
-    assert another(table).marks("queue/") == {"queue/1": 1, "queue/2": 7}
+    assert another(table).log.marks("queue/") == {"queue/1": 1, "queue/2": 7}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kit.numbers_table import another, numbers_table, rows
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 
 if TYPE_CHECKING:
     import pyarrow.fs as pa_fs
@@ -20,7 +20,7 @@ class Looks:
 
     def __init__(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
         self.table, self.now_s, self.names, self.listings = table, 1_000.0, [], 0
-        infos, listed = table.commit_infos, table._is_listed
+        infos, listed = table.folder.commit_infos, table.log._is_listed
 
         def noted(*versions: int) -> list[pa_fs.FileInfo]:
             self.names += versions
@@ -30,26 +30,26 @@ class Looks:
             self.listings += 1
             return listed()
 
-        monkeypatch.setattr(table, "commit_infos", noted)
-        monkeypatch.setattr(table, "_is_listed", counted)
-        monkeypatch.setattr(type(table.objects), "is_remote", True)
-        monkeypatch.setattr("txmq.delta.followed.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr(table.folder, "commit_infos", noted)
+        monkeypatch.setattr(table.log, "_is_listed", counted)
+        monkeypatch.setattr(type(table.folder.objects), "is_remote", True)
+        monkeypatch.setattr("txmq.delta.table_log.time.monotonic", lambda: self.now_s)
 
 
 @pytest.fixture
 def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Looks:
     table = numbers_table(tmp_path)
-    table.append(rows(1), app_id="test", number=1)
+    table.writer.append(rows(1), app_id="test", number=1)
     return Looks(another(table), monkeypatch)
 
 
 def test_look_soon_after_another_one_asks_for_one_name(looks: Looks) -> None:
     version = looks.table.version
-    assert not looks.table.has_news()
+    assert not looks.table.log.has_news()
     assert looks.names == [version, version + 1]
 
     looks.now_s += 1
-    assert not looks.table.has_news()
+    assert not looks.table.log.has_news()
     assert looks.names == [version, version + 1, version + 1]
 
 
@@ -57,21 +57,21 @@ def test_look_soon_after_another_one_asks_for_one_name(looks: Looks) -> None:
 def test_who_slept_between_two_looks_notices_that_clean_up_has_passed(
     looks: Looks, slept_s: float
 ) -> None:
-    assert not looks.table.has_news()
+    assert not looks.table.log.has_news()
     looks.now_s += slept_s
     for path in Path(looks.table.location, "_delta_log").glob("*.json"):
         path.unlink()
 
-    assert looks.table.has_news()
+    assert looks.table.log.has_news()
 
 
 def test_frequent_looks_notice_a_log_that_went_back_after_a_minute(looks: Looks) -> None:
-    assert not looks.table.has_news()
+    assert not looks.table.log.has_news()
     Path(looks.table.location, "_delta_log", f"{looks.table.version:020d}.json").unlink()
     noticed = []
     for _ in range(62):
         looks.now_s += 1
-        noticed.append(looks.table.has_news())
+        noticed.append(looks.table.log.has_news())
 
     assert noticed.index(True) > 50
 
@@ -91,7 +91,7 @@ def test_table_that_was_not_there_is_looked_for_by_its_first_commit(
         assert not table.exists()
     assert looks.listings == 1
 
-    table.create(checkpoint_interval=10)
+    table.writer.create(checkpoint_interval=10)
 
     assert table.exists()
     assert looks.listings == 1
@@ -101,7 +101,7 @@ def test_table_whose_first_commit_was_cleaned_is_found_by_the_next_listing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = numbers_table(tmp_path / "made")
-    made.append(rows(1), app_id="test", number=1)
+    made.writer.append(rows(1), app_id="test", number=1)
     table = Table(str(tmp_path / "later"), made.schema)
     looks = Looks(table, monkeypatch)
     assert not table.exists()

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from txmq.delta.pinned import PinnedTable
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -109,7 +109,7 @@ def failures_of(endpoint: str) -> list[StorageError]:
     table = Table("s3://orders-bucket/store/half", HALF, options(endpoint))
     marked = PinnedTable("a user's table", "s3://orders-bucket/orders", options(endpoint))
     calls: tuple[Callable[[], object], ...] = (
-        table.refresh, table.exists, marked.refresh, partial(table.create, 10),
+        table.refresh, table.exists, marked.refresh, partial(table.writer.create, 10),
         store_tables(endpoint).topic_names,
     )  # fmt: skip
     failures = []

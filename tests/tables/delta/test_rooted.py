@@ -13,7 +13,7 @@ from tests.kit.check_world import COMMIT, GROUP, CheckWorld
 from tests.kit.reading import rows_of
 from txmq.check.recheck import RecheckJob
 from txmq.delta.folder import inside, rooted_filesystem
-from txmq.delta.log import clean_log
+from txmq.delta.log_files import clean_log
 from txmq.errors import StoreFormatError, TxmqError
 from txmq.message.lifecycle import ClaimKind
 from txmq.ops.admin.doctor import Doctor
@@ -65,7 +65,7 @@ def world(tmp_path: Path) -> CheckWorld:
 
 def add_foreign_file(world: CheckWorld, other: CheckWorld, form: str) -> None:
     """A commit to the half log of `world` that names a file of the half log of `other`."""
-    (file,) = other.store.tables.half_log().table.files()
+    (file,) = other.store.tables.half_log().table.files.all()
     target = Path(other.store.location, "half", file.path)
     path = form.format(
         relative=f"../../../other/store/half/{file.path}", absolute=target,
@@ -128,7 +128,7 @@ def test_cleaning_a_log_deletes_no_file_of_another_place(
     commit = Path(table.location, "_delta_log", f"{2:020d}.json")
     commit.write_text(json.dumps({"remove": remove}), encoding="utf-8")
     world.prepare(1)
-    table.refresh().checkpoint()
+    table.refresh().writer.checkpoint()
 
     with suppress(StoreFormatError):
         clean_log(table, table.version)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.reading import delta_rs
 from txmq.delta.schemas import SCHEMA_VERSION, TableSchema
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.store.schemas import HALF, OP, REGISTER, SETTLED, TOPIC
 
 ALL = [HALF, OP, SETTLED, TOPIC, REGISTER]
@@ -42,14 +42,14 @@ def test_no_type_needs_a_newer_protocol(schema: TableSchema) -> None:
 @pytest.mark.parametrize("schema", ALL, ids=lambda schema: schema.name)
 def test_made_table_can_be_read_by_any_delta_reader(schema: TableSchema, tmp_path: Path) -> None:
     table = Table(str(tmp_path / "t"), schema)
-    table.create(checkpoint_interval=100)
+    table.writer.create(checkpoint_interval=100)
 
-    protocol = delta_rs(table).protocol()
+    protocol = delta_rs(table.folder).protocol()
 
     assert protocol.min_reader_version <= 1
     assert not protocol.reader_features
-    assert delta_rs(table).metadata().partition_columns == list(schema.partition_by)
-    assert table.properties()["txmq.schema_version"] == str(SCHEMA_VERSION)
+    assert delta_rs(table.folder).metadata().partition_columns == list(schema.partition_by)
+    assert table.log.properties()["txmq.schema_version"] == str(SCHEMA_VERSION)
 
 
 def test_change_feed_is_kept_on_the_logs_that_streams_read() -> None:
@@ -58,9 +58,9 @@ def test_change_feed_is_kept_on_the_logs_that_streams_read() -> None:
 
 def test_comments_reach_the_table(tmp_path: Path) -> None:
     table = Table(str(tmp_path / "op"), OP)
-    table.create(checkpoint_interval=100)
+    table.writer.create(checkpoint_interval=100)
 
-    fields = {field.name: field.metadata for field in delta_rs(table).schema().fields}
+    fields = {field.name: field.metadata for field in delta_rs(table.folder).schema().fields}
 
     assert fields["transaction_id"]["comment"] == "UUIDv7; sorts by time"
 

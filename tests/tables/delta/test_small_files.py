@@ -19,7 +19,7 @@ from txmq.delta.file_rows import (
     SmallFiles,
     some_columns,
 )
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
@@ -35,12 +35,12 @@ def rows(count: int = 1) -> pa.Table:
 def half_with(store: Store, count: int) -> Table:
     table = store.tables.half_log().table
     rows = pa.concat_tables([halves(number) for number in range(1, count + 1)])
-    table.append(rows, app_id=str(uuid.uuid4()), number=1)
+    table.writer.append(rows, app_id=str(uuid.uuid4()), number=1)
     return keeping(another(table))
 
 
 def keeping(table: Table) -> Table:
-    table.keep_small_files()
+    table.rows.keep_small_files()
     return table
 
 
@@ -52,15 +52,15 @@ def kept_files() -> SmallFiles:
 
 def test_small_file_is_read_once_whatever_columns_are_asked_for(store: Store) -> None:
     table = half_with(store, 1)
-    (file,) = table.files()
-    narrow = table.read([file], COLUMNS[:2])
+    (file,) = table.files.all()
+    narrow = table.rows.read([file], COLUMNS[:2])
 
     Path(table.location, file.path).unlink()
 
-    assert table.read([file], COLUMNS[:2]).equals(narrow)
-    wide = table.read([file], COLUMNS)
+    assert table.rows.read([file], COLUMNS[:2]).equals(narrow)
+    wide = table.rows.read([file], COLUMNS)
     assert wide["body"].to_pylist() == first_body()
-    batches = list(table.batches(file, COLUMNS, 10))
+    batches = list(table.rows.batches(file, COLUMNS, 10))
     assert pa.Table.from_batches(batches).select(COLUMNS).equals(wide)
 
 
@@ -71,19 +71,19 @@ def first_body() -> list[bytes]:
 
 def test_file_of_more_rows_is_read_each_time(store: Store) -> None:
     table = half_with(store, SMALL_ROWS + 1)
-    for file in table.files():
-        table.read([file], COLUMNS)
-        is_kept = table._small.rows(file.path) is not None
+    for file in table.files.all():
+        table.rows.read([file], COLUMNS)
+        is_kept = table.rows.small_files.rows(file.path) is not None
         assert is_kept == (file.num_records <= SMALL_ROWS)
 
 
 def test_what_was_just_written_is_not_fetched(store: Store) -> None:
     table = keeping(store.tables.half_log().table)
-    table.append(halves(1), app_id="test", number=1)
-    (file,) = table.refresh().files()
+    table.writer.append(halves(1), app_id="test", number=1)
+    (file,) = table.refresh().files.all()
     Path(table.location, file.path).unlink()
 
-    assert table.read([file], ("body",)).num_rows == file.num_records
+    assert table.rows.read([file], ("body",)).num_rows == file.num_records
 
 
 def test_kept_rows_are_bounded_in_bytes_and_the_oldest_go() -> None:
@@ -132,6 +132,6 @@ def test_publisher_keeps_rows_of_its_two_logs_and_of_no_topic(store: Store) -> N
     publisher.run_once()
     rounds: Any = publisher._rounds()
 
-    assert rounds._half.table._small._rows
+    assert rounds._half.table.rows.small_files._rows
     topics = rounds._topics._topics.values()
-    assert [len(topic.table._small._rows) for topic in topics] == [0, 0, 0]
+    assert [len(topic.table.rows.small_files._rows) for topic in topics] == [0, 0, 0]

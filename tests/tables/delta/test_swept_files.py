@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.builders import halves
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
+from txmq.delta.table_writer import TableWriter
 from txmq.errors import FilesSweptError
 from txmq.maintenance import orphans
 from txmq.maintenance.orphans import sweep
@@ -25,7 +26,7 @@ GROUP = "orders"
 @pytest.fixture
 def half(store: Store) -> Table:
     table = store.tables.table_at("half")
-    table.append(halves(1), app_id="first", number=1)
+    table.writer.append(halves(1), app_id="first", number=1)
     return table
 
 
@@ -45,14 +46,14 @@ def _at_least_one(count: int) -> None:
 def rows_in(table: Table) -> int:
     """The rows that can really be read."""
     fresh = table.reopen()
-    return int(fresh.read(fresh.files(), ("transaction_id",)).num_rows)
+    return int(fresh.rows.read(fresh.files.all(), ("transaction_id",)).num_rows)
 
 
 def test_sweep_before_the_commit_refuses_the_files(store: Store, half: Table) -> None:
-    files = half.new_files(halves(2))
+    files = half.writer.new_files(halves(2))
     swept(store)()
     with pytest.raises(FilesSweptError, match="half"):
-        half.append_files(files, app_id="second", number=1)
+        half.writer.append_files(files, app_id="second", number=1)
 
     assert rows_in(half) == 1
 
@@ -61,7 +62,7 @@ def test_sweep_right_before_the_commit_lets_the_rows_be_written_anew(
     store: Store, half: Table
 ) -> None:
     with before_commit(swept(store), table="half"):
-        half.append(halves(2), app_id="second", number=1)
+        half.writer.append(halves(2), app_id="second", number=1)
 
     assert rows_in(half) == 2
 
@@ -69,11 +70,11 @@ def test_sweep_right_before_the_commit_lets_the_rows_be_written_anew(
 def test_fence_refuses_what_is_not_deleted_yet(
     store: Store, half: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = half.new_files(halves(2))
+    files = half.writer.new_files(halves(2))
 
     def commit_then_delete(_: Table, paths: Iterable[str]) -> int:
         with pytest.raises(FilesSweptError):
-            half.append_files(files, app_id="second", number=1)
+            half.writer.append_files(files, app_id="second", number=1)
         return len(list(paths))
 
     monkeypatch.setattr(orphans, "delete_files", commit_then_delete)
@@ -85,26 +86,26 @@ def test_fence_refuses_what_is_not_deleted_yet(
 def test_file_that_is_committed_before_the_fence_stays(
     store: Store, half: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, fence = half.new_files(halves(2)), Table.fence_files
+    files, fence = half.writer.new_files(halves(2)), TableWriter.fence_files
 
-    def commit_then_fence(table: Table, written_ms: int) -> None:
-        half.append_files(files, app_id="second", number=1)
+    def commit_then_fence(table: TableWriter, written_ms: int) -> None:
+        half.writer.append_files(files, app_id="second", number=1)
         fence(table, written_ms)
 
-    monkeypatch.setattr(Table, "fence_files", commit_then_fence)
+    monkeypatch.setattr(TableWriter, "fence_files", commit_then_fence)
 
     assert sweep(store.tables.table_at("half"), all_old) == 0
     assert rows_in(half) == 2
 
 
 def test_new_files_are_committed_after_a_sweep(store: Store, half: Table) -> None:
-    half.new_files(halves(2))
+    half.writer.new_files(halves(2))
     swept(store)()
     for number in (1, 2):
-        half.append(halves(2 + number), app_id="second", number=number)
+        half.writer.append(halves(2 + number), app_id="second", number=number)
 
     assert rows_in(half) == 3
-    assert half.changes(0, half.version, ("transaction_id",)).num_rows == 3
+    assert half.changes.read(0, half.version, ("transaction_id",)).num_rows == 3
 
 
 def test_sweep_without_orphans_commits_nothing(store: Store, half: Table) -> None:
@@ -115,22 +116,22 @@ def test_sweep_without_orphans_commits_nothing(store: Store, half: Table) -> Non
 
 
 def test_second_sweep_never_lowers_the_fence(store: Store, half: Table) -> None:
-    late = half.new_files(halves(2))
-    early_ms = min(half.written_ms([file.path for file in late]).values()) - 1_000
+    late = half.writer.new_files(halves(2))
+    early_ms = min(half.folder.written_ms([file.path for file in late]).values()) - 1_000
     swept(store)()
-    store.tables.table_at("half").fence_files(early_ms)
+    store.tables.table_at("half").writer.fence_files(early_ms)
     with pytest.raises(FilesSweptError):
-        half.append_files(late, app_id="second", number=1)
+        half.writer.append_files(late, app_id="second", number=1)
 
 
 def test_file_that_somebody_deleted_is_missed_before_the_commit(
     half: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = half.new_files(halves(2))
+    files = half.writer.new_files(halves(2))
     Path(half.location, files[0].path).unlink()
-    monkeypatch.setattr("txmq.delta.storage.LOOK_AFTER_MS", 0)
+    monkeypatch.setattr("txmq.delta.table_writer.LOOK_AFTER_MS", 0)
     with pytest.raises(FilesSweptError):
-        half.append_files(files, app_id="second", number=1)
+        half.writer.append_files(files, app_id="second", number=1)
 
     assert rows_in(half) == 1
 
@@ -138,11 +139,11 @@ def test_file_that_somebody_deleted_is_missed_before_the_commit(
 def test_commit_that_landed_without_an_answer_is_not_taken_for_swept(
     store: Store, half: Table
 ) -> None:
-    files = half.new_files(halves(2))
-    half.append_files(files, app_id="second", number=1)
-    half.new_files(halves(3))
+    files = half.writer.new_files(halves(2))
+    half.writer.append_files(files, app_id="second", number=1)
+    half.writer.new_files(halves(3))
     swept(store)()
-    half.append_files(files, app_id="second", number=1)
+    half.writer.append_files(files, app_id="second", number=1)
 
     assert rows_in(half) == 2
 
@@ -158,14 +159,14 @@ def test_message_is_visible_once_wherever_the_sweep_comes_between(store: Store, 
             publisher.run_once()
 
     topic = store.tables.table_at("topics/order-paid")
-    bodies = topic.read(topic.files(), ("body",))["body"].to_pylist()
+    bodies = topic.rows.read(topic.files.all(), ("body",))["body"].to_pylist()
     assert sorted(bodies) == [b"first", b"second"]
 
 
 def test_register_is_changed_after_a_sweep(store: Store) -> None:
     register = store.tables.register("maintenance")
     table = store.tables.table_at("state/maintenance")
-    table.new_files(pa.table({"revision": [7], "value": ["{}"], "updated_timestamp": [None]},
+    table.writer.new_files(pa.table({"revision": [7], "value": ["{}"], "updated_timestamp": [None]},
                              schema=table.schema.columns))  # fmt: skip
     seen = register.read()
     swept(store, "state/maintenance")()

@@ -28,7 +28,7 @@ class World(CheckWorld):
         ids = [new_transaction_id(1_700_000_000_000 + number) for number in range(count)]
         for number in range(files):
             made = [self._half_of(own_id) for own_id in ids[number::files]]
-            self._half.table.append(
+            self._half.table.writer.append(
                 half_table(made), app_id=self._app_id, number=next(self._numbers)
             )
         return ids

@@ -16,7 +16,8 @@ from tests.kit.builders import halves, transaction_id
 from tests.kit.kills import killed_at
 from txmq.delta import file_rows as batches
 from txmq.delta.files import DataFile
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
+from txmq.delta.table_writer import TableWriter
 from txmq.errors import CommitRefusedError
 from txmq.ground.fail_points import FailPoint, arm
 from txmq.maintenance import compaction
@@ -109,13 +110,13 @@ def filled(store: Store, count: int) -> Table:
     table = store.tables.table_at("half")
     for number in range(count):
         rows = halves(number, producer_group=f"group-{number % 3}")
-        table.append(rows, app_id="producer", number=number + 1)
+        table.writer.append(rows, app_id="producer", number=number + 1)
     return table
 
 
 def content(table: Table) -> list[dict[str, object]]:
     table.refresh()
-    rows = table.read(table.files(), table.schema.columns.names)
+    rows = table.rows.read(table.files.all(), table.schema.columns.names)
     return rows.sort_by("message_id").to_pylist()
 
 
@@ -125,22 +126,22 @@ def test_compacted_table_holds_the_same_rows_in_one_file_and_one_commit(store: S
 
     assert compact(table, TARGET_BYTES) == Compacted(10, 1)
     assert content(table) == before
-    assert (table.version, len(table.files())) == (version + 1, 1)
+    assert (table.version, len(table.files.all())) == (version + 1, 1)
 
 
 def test_compacted_file_is_as_old_as_the_newest_in_it(store: Store) -> None:
     table = filled(store, 8)
-    newest_ms = max(file.modified_ms for file in table.refresh().files())
+    newest_ms = max(file.modified_ms for file in table.refresh().files.all())
     compact(table, TARGET_BYTES)
 
-    assert [file.modified_ms for file in table.files()] == [newest_ms]
+    assert [file.modified_ms for file in table.files.all()] == [newest_ms]
 
 
 def test_change_feed_shows_each_row_once_and_in_its_own_commit(store: Store) -> None:
     table = filled(store, 9)
-    before = table.changes(0, table.version, ("message_id",))
+    before = table.changes.read(0, table.version, ("message_id",))
     compact(table, TARGET_BYTES)
-    after = table.changes(0, table.version, ("message_id",))
+    after = table.changes.read(0, table.version, ("message_id",))
 
     assert after.sort_by("message_id").equals(before.sort_by("message_id"))
 
@@ -148,28 +149,28 @@ def test_change_feed_shows_each_row_once_and_in_its_own_commit(store: Store) -> 
 def test_compacted_file_is_found_by_its_ids(store: Store) -> None:
     table = filled(store, 8)
     compact(table, TARGET_BYTES)
-    found = table.rows_of("transaction_id", _ids(3), ("message_id",))
+    found = table.search.rows_of("transaction_id", _ids(3), ("message_id",))
 
     assert found.num_rows == 1
-    assert table.files_holding("transaction_id", _ids(5_000)) == []
+    assert table.files.holding("transaction_id", _ids(5_000)) == []
 
 
 def test_appends_through_an_older_handle_are_not_refused(store: Store) -> None:
     table = filled(store, 8)
     other = store.tables.table_at("half").refresh()
     compact(table, TARGET_BYTES)
-    other.swap(halves(100), {"another": 1})
+    other.writer.swap(halves(100), {"another": 1})
 
     assert len(content(table)) == 9
 
 
 def test_second_of_two_compactions_is_refused_and_changes_nothing(store: Store) -> None:
     table, other = filled(store, 8), store.tables.table_at("half").refresh()
-    old = other.files()
+    old = other.files.all()
     compact(table, TARGET_BYTES)
     before = content(table)
     with pytest.raises(CommitRefusedError):
-        other.rewrite(old, other.new_files(halves(50)))
+        other.writer.rewrite(old, other.writer.new_files(halves(50)))
 
     assert content(table) == before
 
@@ -179,14 +180,14 @@ def test_compaction_by_another_program_at_the_same_time_doubles_nothing(
 ) -> None:
     """delta-rs would accept both."""
     table = filled(store, 8)
-    before, rewrite = content(table), Table.rewrite
+    before, rewrite = content(table), TableWriter.rewrite
 
-    def late(self: Table, *files: Any) -> None:
+    def late(self: TableWriter, *files: Any) -> None:
         monkeypatch.undo()
         DeltaTable(table.location).optimize.compact()
         rewrite(self, *files)
 
-    monkeypatch.setattr(Table, "rewrite", late)
+    monkeypatch.setattr(TableWriter, "rewrite", late)
     with pytest.raises(CommitRefusedError, match="another writer removed"):
         compact(table, TARGET_BYTES)
 
@@ -195,10 +196,10 @@ def test_compaction_by_another_program_at_the_same_time_doubles_nothing(
 
 def test_rows_deleted_meanwhile_do_not_come_back(store: Store) -> None:
     table, other = filled(store, 8), store.tables.table_at("half").refresh()
-    old = other.files()
-    table.remove(table.files()[:1])
+    old = other.files.all()
+    table.writer.remove(table.files.all()[:1])
     with pytest.raises(CommitRefusedError):
-        other.rewrite(old, other.new_files(halves(50)))
+        other.writer.rewrite(old, other.writer.new_files(halves(50)))
 
     assert len(content(table)) == 7
 
@@ -233,7 +234,7 @@ def test_what_was_merged_before_a_kill_stays_merged(
         compact(table, TARGET_BYTES)
 
     another = store.tables.table_at("half").refresh()
-    assert len(another.files()) == 2 + 15
+    assert len(another.files.all()) == 2 + 15
     assert compact(another, TARGET_BYTES) == Compacted(17, 2)
     assert content(another) == before
 
@@ -263,9 +264,9 @@ def test_step_after_a_commit_of_another_program_doubles_nothing(
     table, merged = store.tables.table_at("half"), list[FailPoint]()
     for number in range(1, 17):
         rows = halves(number, queue_id=number % 2)
-        table.append(rows, app_id="producer", number=number)
+        table.writer.append(rows, app_id="producer", number=number)
     before = content(table)
-    last = groups_to_compact(table.files(), TARGET_BYTES)[-1][0].partition["queue_id"]
+    last = groups_to_compact(table.files.all(), TARGET_BYTES)[-1][0].partition["queue_id"]
 
     def optimize(point: FailPoint) -> None:
         """Another program, which knows no mark of txmq, merges what the second step would."""

@@ -87,7 +87,7 @@ class World:
         self.publisher.run_once()
 
     def rows(self, path: str) -> int:
-        return sum(file.num_records for file in self.store.tables.table_at(path).files())
+        return sum(file.num_records for file in self.store.tables.table_at(path).files.all())
 
     def logs(self) -> tuple[int, int, int]:
         return self.rows("half"), self.rows("op"), self.rows("settled")

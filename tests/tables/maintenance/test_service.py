@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.reading import wait_until
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import StorageUnavailableError
 from txmq.maintenance import service as module
 from txmq.maintenance.compaction import Compacted
@@ -76,7 +76,7 @@ def test_round_leaves_few_files_in_every_table(busy: Store) -> None:
     result = Maintenance(busy).run_once()
 
     for path in ("half", "op", "settled", "topics/order-paid"):
-        assert len(busy.tables.table_at(path).files()) < 8
+        assert len(busy.tables.table_at(path).files.all()) < 8
     assert result.compacted.files_before >= 160
     assert not result.failed
     assert violations(busy) == []
@@ -107,7 +107,10 @@ def test_old_log_entries_go_and_everything_still_works(busy: Store) -> None:
     for path in ("half", "op", "settled", "topics/order-paid", "state/publisher"):
         assert log_entries(busy, path) <= 2 * 10 + 3
     assert Admin(busy).status().committed == 55
-    assert sum(file.num_records for file in busy.tables.table_at("topics/order-paid").files()) == 55
+    assert (
+        sum(file.num_records for file in busy.tables.table_at("topics/order-paid").files.all())
+        == 55
+    )
 
 
 def test_claims_that_are_not_settled_yet_keep_the_op_log(busy: Store) -> None:
@@ -164,7 +167,7 @@ def test_table_that_cannot_be_read_is_named_and_holds_up_no_other(busy: Store) -
     result = Maintenance(busy).run_once()
 
     assert "settled" in result.failed
-    assert len(busy.tables.table_at("op").files()) < 8
+    assert len(busy.tables.table_at("op").files.all()) < 8
 
 
 def test_maintenance_runs_until_it_is_stopped(tmp_path: Path) -> None:
@@ -182,7 +185,9 @@ def test_maintenance_runs_until_it_is_stopped(tmp_path: Path) -> None:
 
 def test_life_of_a_transaction_is_shown_after_its_log_entries_went(busy: Store) -> None:
     own_id = str(
-        busy.tables.table_at("half").rows_of("sequence", pa.array([0]), ("transaction_id",))[0][0]
+        busy.tables.table_at("half").search.rows_of("sequence", pa.array([0]), ("transaction_id",))[
+            0
+        ][0]
     )
     before = Admin(busy).transaction(own_id)
     clock = wall_clock()
@@ -219,7 +224,7 @@ def test_sweeping_leaves_what_any_kept_commit_names(busy: Store) -> None:
     table = busy.tables.table_at("op").refresh()
 
     assert sweep(table, lambda _: True) == 0
-    assert table.changes(0, table.version, ("transaction_id",)).num_rows == 40
+    assert table.changes.read(0, table.version, ("transaction_id",)).num_rows == 40
 
 
 def test_young_file_that_no_commit_names_stays(busy: Store) -> None:

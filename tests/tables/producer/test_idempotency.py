@@ -217,7 +217,7 @@ def test_discarded_work_waits_for_an_operator(
 def test_retry_after_lost_halves_is_told(store: Store, producer: TransactionProducer) -> None:
     first = prepared(producer, b"one", b"two")
     half = store.tables.half_log().table
-    delta_rs(half).delete("sequence = 1")
+    delta_rs(half.folder).delete("sequence = 1")
 
     with pytest.raises(IncompleteTransactionError) as told:
         begun(producer, b"one", b"two").prepare()
@@ -398,7 +398,7 @@ def test_commit_that_cannot_take_effect_is_told(
     transaction = prepared(producer)
     (row,) = log_rows(store, "half")
     other = pa.Table.from_pylist([{**row, "body": b"43"}], HALF.columns)
-    store.tables.half_log().table.append(other, app_id="an older txmq", number=1)
+    store.tables.half_log().table.writer.append(other, app_id="an older txmq", number=1)
 
     with pytest.raises(IncompleteTransactionError):
         transaction.commit()

@@ -70,7 +70,7 @@ def retention_took(store: Store, *paths: str) -> None:
     register.swap(register.read(), value, 0)
     for path in paths:
         table = store.tables.table_at(path)
-        table.remove(table.files())
+        table.writer.remove(table.files.all())
 
 
 def test_commit_after_the_rollback_was_forgotten_is_refused(
@@ -194,7 +194,7 @@ def test_end_by_id_where_the_halves_are_gone_hears_the_end_that_stands(
     producer.end_transaction(transaction.id, first)
     Publisher(store).run_once()
     half = store.tables.table_at("half")
-    half.remove(half.files())
+    half.writer.remove(half.files.all())
     before = table_versions(store)
 
     producer.end_transaction(transaction.id, first)

@@ -23,7 +23,6 @@ from txmq.errors import (
     CommitConflictError,
     IncompleteTransactionError,
     InvalidMessageError,
-    InvalidMessageTypeError,
     ListenerError,
     MessageTooLargeError,
     NotAcceptedError,
@@ -442,7 +441,7 @@ def test_incomplete_transaction_is_not_committed_but_may_be_rolled_back(
 
 @pytest.mark.parametrize("state", ["COMMIT", None, True])
 def test_end_must_be_a_state(producer: TransactionProducer, state: Any) -> None:
-    with pytest.raises(InvalidMessageTypeError):
+    with pytest.raises(InvalidMessageError, match="must be a LocalTransactionState"):
         producer.end_transaction(transaction_id(7), state)
 
 
@@ -496,7 +495,7 @@ def test_keys_and_properties_count_for_the_size_of_a_transaction(store: Store) -
 
 
 def test_what_is_no_message_is_refused(producer: TransactionProducer) -> None:
-    with pytest.raises(InvalidMessageTypeError):
+    with pytest.raises(InvalidMessageError, match="must be a Message, not bytes"):
         producer.begin_transaction().send(b"42")  # type: ignore[arg-type]
 
 

@@ -129,7 +129,7 @@ def test_two_publishers_with_a_backlog_show_each_message_once(backlog: Store) ->
 def test_files_with_times_of_another_program_are_published_beside_others(store: Store) -> None:
     send_each(store, *TEXTS, topic="a")
     table = store.tables.table_at("half")
-    for file in table.files()[::2]:
+    for file in table.files.all()[::2]:
         # As Spark writes them: without a zone, and in a type of its own.
         path = Path(table.location, file.path)
         rows = pq.ParquetFile(path).read()

@@ -8,7 +8,7 @@ import pytest
 from tests.kit.builders import halves
 from tests.kit.reading import bodies
 from txmq.delta import reading
-from txmq.delta.reading import ReadTable
+from txmq.delta.file_rows import FileRows
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish import engines as arrow_engine
@@ -42,15 +42,15 @@ def test_publish_batch_bytes_bounds_what_is_copied_at_once(
     large: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents, sizes = send(large), []
-    read = ReadTable.batches
+    read = FileRows.batches
 
-    def noted(table: ReadTable, *arguments: object) -> object:
+    def noted(table: FileRows, *arguments: object) -> object:
         for batch in read(table, *arguments):  # type: ignore[arg-type]
             if "body" in batch.schema.names:
                 sizes.append(batch.nbytes)
             yield batch
 
-    monkeypatch.setattr(ReadTable, "batches", noted)
+    monkeypatch.setattr(FileRows, "batches", noted)
     Publisher(large).run_once()
 
     assert max(sizes) * arrow_engine.BATCHES_OF_A_TOPIC <= large.config.publish_batch_bytes * 1.1
@@ -63,15 +63,17 @@ def test_a_large_file_is_never_held_whole_to_compare_a_few_halves(
     monkeypatch.setattr(reading, "WHOLE_FILE_BYTES", 1)
     table = store.tables.table_at("half")
     sent = [Message("a", bytes([number]) * BODY_BYTES) for number in range(4)]
-    table.append(halves(1, sent), app_id="test", number=1)
-    table.append(pa.concat_tables([halves(1, sent), halves(2, sent)]), app_id="test", number=2)
-    whole = ReadTable._stored
+    table.writer.append(halves(1, sent), app_id="test", number=1)
+    table.writer.append(
+        pa.concat_tables([halves(1, sent), halves(2, sent)]), app_id="test", number=2
+    )
+    whole = FileRows._read_once
 
-    def narrow(reader: ReadTable, file: object, stored: list[str], *rest: object) -> pa.Table:
+    def narrow(reader: FileRows, file: object, stored: list[str], *rest: object) -> pa.Table:
         assert "body" not in stored
         return whole(reader, file, stored, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ReadTable, "_stored", narrow)
+    monkeypatch.setattr(FileRows, "_read_once", narrow)
 
     found = store.tables.half_log().halves_of([halves(1)["transaction_id"][0].as_py()])
 

@@ -83,7 +83,7 @@ def test_claims_before_a_file_of_claims_that_is_damaged_do_not_wait_for_its_repa
     sent = [b"%02d" % number for number in range(CLAIMS)]
     send(store, *sent)
     op = store.tables.op_log().table
-    (added,) = parsed_commit("op", DAMAGED, op.commit_bytes(DAMAGED) or b"").added
+    (added,) = parsed_commit("op", DAMAGED, op.folder.commit_bytes(DAMAGED) or b"").added
     file = Path(op.location, path_of(added))
     kept = file.read_bytes()
     damage(file, content)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
 from tests.kit.reading import wait_until
-from txmq.errors import InvalidDelayError, StorageError
+from txmq.errors import InvalidMessageError, StorageError
 from txmq.message.delay_levels import DEFAULT_LEVELS, DelayLevel, level_seconds
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
@@ -138,9 +138,9 @@ def test_delays_above_the_longest_are_refused(tmp_path: Path, delay: dict[str, o
     version = world.store.tables.half_log().table.version
     message = Message(TOPIC, b"", **delay)  # type: ignore[arg-type]
 
-    with pytest.raises(InvalidDelayError, match="timer_max_delay_s"):
+    with pytest.raises(InvalidMessageError, match="timer_max_delay_s"):
         world.producer.send(message)
-    with pytest.raises(InvalidDelayError, match="timer_max_delay_s"):
+    with pytest.raises(InvalidMessageError, match="timer_max_delay_s"):
         world.producer.begin_transaction().send(message)
     assert world.store.tables.half_log().table.version == version
 
@@ -335,7 +335,7 @@ def test_messages_of_one_transaction_come_in_the_order_in_which_they_are_due(
     world.publisher.run_once()
 
     claimed = world.store.tables.op_log().table
-    rows = claimed.read(claimed.files(), ("kind", "ordinal", "sequences")).to_pylist()
+    rows = claimed.rows.read(claimed.files.all(), ("kind", "ordinal", "sequences")).to_pylist()
     delivered = sorted(
         (row["ordinal"], row["sequences"]) for row in rows if row["kind"] == "DELIVER"
     )
@@ -348,7 +348,7 @@ def test_many_messages_of_one_transaction_are_one_claim(world: DelayWorld) -> No
 
     assert world.deliver() == DelayResult(delivered=1000, commits=1, waiting=0)
     claims = world.store.tables.op_log().table
-    assert sum(file.num_records for file in claims.files()) == 2
+    assert sum(file.num_records for file in claims.files.all()) == 2
 
 
 def test_far_away_messages_are_not_kept_in_memory(tmp_path: Path) -> None:

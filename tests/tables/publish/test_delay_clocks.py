@@ -79,7 +79,7 @@ def test_progress_that_an_older_version_kept_is_not_believed(
     world.send("later", delay_s=1800)
     op = world.store.tables.op_log().table
     due_ms = world.clock.now_ms() + 3_600_000
-    value = {"op_table_id": op.table_id, "op_version": op.version, "due_ms": due_ms}
+    value = {"op_table_id": op.log.table_id, "op_version": op.version, "due_ms": due_ms}
     register = world.store.tables.register("delay", create=True)
     register.swap(register.read(), value, world.clock.now_ms())
     world.clock.advance(hours_later * HOUR_S)
@@ -151,9 +151,9 @@ def test_message_is_not_stamped_before_its_delivery_by_a_clock_that_is_a_little_
     publisher.run_once()
 
     topic = store.tables.table_at(f"topics/{TOPIC}")
-    (shown,) = topic.read(topic.files(), ("store_timestamp",))["store_timestamp"]
+    (shown,) = topic.rows.read(topic.files.all(), ("store_timestamp",))["store_timestamp"]
     schedule = store.tables.table_at(f"topics/{SCHEDULE_TOPIC}")
-    (due,) = schedule.read(schedule.files(), ("deliver_timestamp",))["deliver_timestamp"]
+    (due,) = schedule.rows.read(schedule.files.all(), ("deliver_timestamp",))["deliver_timestamp"]
     assert shown.as_py() >= due.as_py()
 
 
@@ -191,6 +191,6 @@ def test_pause_counts_from_the_time_at_which_the_store_received_the_commit(
     Publisher(store).run_once()
 
     schedule = store.tables.table_at(f"topics/{SCHEDULE_TOPIC}")
-    (due,) = schedule.read(schedule.files(), ("deliver_timestamp",))["deliver_timestamp"]
-    assert milliseconds(due.as_py()) == op.written_ms([path])[path] + 60_000
+    (due,) = schedule.rows.read(schedule.files.all(), ("deliver_timestamp",))["deliver_timestamp"]
+    assert milliseconds(due.as_py()) == op.folder.written_ms([path])[path] + 60_000
     assert [one.invariant for one in verify(store.location).results if one.violation_count] == []

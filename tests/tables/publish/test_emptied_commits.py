@@ -60,7 +60,7 @@ def settled_only(store: Store, text: str) -> None:
 def test_settled_commit_that_lost_its_content_is_named_and_skips_nothing(store: Store) -> None:
     settled_only(store, "one")
     send(store, "two")
-    versions = store.tables.settled_log(store.tables.op_log().table.table_id).table.version
+    versions = store.tables.settled_log(store.tables.op_log().table.log.table_id).table.version
     file, content = emptied(store, "settled", versions)
 
     for _ in range(2):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kit.delay_world import DelayWorld
+from txmq.delta.file_rows import FileRows
 from txmq.delta.files import DataFile
-from txmq.delta.reading import ReadTable
 from txmq.store.set_aside import read_set_aside
 from txmq.verify import verify
 
@@ -31,15 +31,15 @@ def violations(world: DelayWorld) -> list[str]:
 def send_while_half_cannot_be_read(
     world: DelayWorld, monkeypatch: pytest.MonkeyPatch, body: str, **delay: Any
 ) -> None:
-    source = ReadTable._source
+    source = FileRows._source
 
-    def broken(table: ReadTable, file: DataFile, *rest: Any) -> pa.NativeFile:
-        if table.name == "half":
+    def broken(table: FileRows, file: DataFile, *rest: Any) -> pa.NativeFile:
+        if table._folder.name == "half":
             raise OSError(5, "Input/output error")
         return source(table, file, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReadTable, "_source", broken)
+        patch.setattr(FileRows, "_source", broken)
         world.send(body, **delay)
     assert len(read_set_aside(world.store.tables).transactions) == 1
 

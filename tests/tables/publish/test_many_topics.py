@@ -56,7 +56,7 @@ def test_two_new_topics_of_one_round_that_differ_in_case_alone_are_not_mixed(sto
     half = store.tables.table_at("half")
     for number, topic in enumerate(("stock", "Stock"), 1):
         rows = halves(number, [Message(topic, topic.encode())])
-        half.append(rows, app_id="test", number=number)
+        half.writer.append(rows, app_id="test", number=number)
     ClaimWriter(store.tables.op_log(), "test", 4).append([op_row(1), op_row(2)])
 
     result = Publisher(store).run_once()

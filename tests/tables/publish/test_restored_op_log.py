@@ -20,7 +20,7 @@ def send(store: Store, count: int) -> None:
 
 
 def messages(store: Store) -> int:
-    return sum(file.num_records for file in store.tables.table_at("topics/order-paid").files())
+    return sum(file.num_records for file in store.tables.table_at("topics/order-paid").files.all())
 
 
 @pytest.fixture

@@ -260,7 +260,7 @@ def test_retention_keeps_what_is_set_aside(world: World) -> None:
     retention = Retention(world.store, world.clock)
     half = world.store.tables.table_at("half")
 
-    assert not retention._all_ended(half.files(), rounds._op.table.version)
+    assert not retention._all_ended(half.files.all(), rounds._op.table.version)
     assert late in read_set_aside(world.store.tables).transactions
 
 
@@ -276,7 +276,7 @@ def test_retention_goes_on_beside_a_file_that_cannot_be_read(store: Store) -> No
     retained = Retention(store, world.clock).run()
 
     assert len(retained.half_days) == 1
-    assert file.name in {Path(live.path).name for live in store.tables.table_at("half").files()}
+    assert file.name in {Path(live.path).name for live in store.tables.table_at("half").files.all()}
 
 
 def test_status_lives_with_it_and_shows_it(world: World) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, messages, transaction_id
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.ground.clock import timestamp
 from txmq.message.lifecycle import (
     DELIVERY_STATES,
@@ -48,7 +48,7 @@ class MemoryTable:
     """The ways in which settle reads half and settled, over rows in memory."""
 
     def __init__(self, rows: pa.Table) -> None:
-        self.rows = rows
+        self.rows, self.search = rows, self
 
     def rows_of(
         self,

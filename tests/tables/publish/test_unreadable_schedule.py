@@ -101,9 +101,9 @@ def test_file_that_moved_meanwhile_is_not_unreadable(world: DelayWorld) -> None:
     world.send("2", delay_s=60)
     world.deliver()
     schedule = world.store.tables.schedule_log().refresh()
-    files = schedule.table.files()
+    files = schedule.table.files.all()
     rival = world.store.tables.schedule_log().refresh().table
-    rival.remove([rival.files()[0]])
+    rival.writer.remove([rival.files.all()[0]])
     Path(rival.location, files[0].path).unlink(missing_ok=True)
 
     day = files[0].partition["due_date"]

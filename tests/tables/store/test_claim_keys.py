@@ -124,7 +124,7 @@ def test_signature_of_another_key_or_claim_is_none(store: Store, stranger: Store
     signed = (
         store.tables.op_log()
         .refresh()
-        .table.read(store.tables.op_log().refresh().table.files(), OP.columns.names)
+        .table.rows.read(store.tables.op_log().refresh().table.files.all(), OP.columns.names)
     )
     forged = op_table(
         [OpRow(t.id, ClaimKind.COMMIT, GROUP, ClaimSource.PRODUCER, 0)

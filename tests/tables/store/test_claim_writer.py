@@ -54,7 +54,7 @@ def unreadable(writer: ClaimWriter) -> Iterator[None]:
         raise StorageError("op", "cannot be read")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer.op.table, "_opened", fails)
+        patch.setattr(writer.op.table.log, "_opened", fails)
         yield
 
 
@@ -66,8 +66,8 @@ def test_each_append_is_one_commit_of_one_queue(store: Store, writer: ClaimWrite
         writer.append(own)
 
     table = store.tables.op_log().table
-    assert (table.version, len(table.files())) == (2, 2)
-    assert {file.partition["queue_id"] for file in table.files()} == {writer.queue_id}
+    assert (table.version, len(table.files.all())) == (2, 2)
+    assert {file.partition["queue_id"] for file in table.files.all()} == {writer.queue_id}
     assert written(store) == ids(1, 2, 3)
 
 
@@ -80,7 +80,7 @@ def test_table_gets_queue_and_ordinals_of_the_commit(store: Store, writer: Claim
     assert found.select(["transaction_id", "ordinal"]).to_pylist() == [
         {"transaction_id": own_id, "ordinal": ordinal} for ordinal, own_id in enumerate(ids(1, 2))
     ]
-    (file,) = store.tables.op_log().table.files()
+    (file,) = store.tables.op_log().table.files.all()
     assert file.partition["queue_id"] == writer.queue_id
 
 

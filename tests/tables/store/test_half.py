@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, ids, messages, transaction_id
-from txmq.delta.reading import ReadTable
+from txmq.delta.file_rows import FileRows
 from txmq.message.lifecycle import CONFLICT, MISSING, Halves
 from txmq.message.message import Message
 from txmq.publish.settle import complete_group
@@ -35,7 +35,7 @@ APP = "producer"
 def append(store: Store, *tables: pa.Table) -> None:
     log = store.tables.half_log()
     for number, table in enumerate(tables, 1):
-        log.table.append(table, app_id=f"{APP}-{number}", number=1)
+        log.table.writer.append(table, app_id=f"{APP}-{number}", number=1)
 
 
 def changed(rows: pa.Table, place: int, **values: Any) -> pa.Table:
@@ -193,14 +193,14 @@ def test_comparing_holds_some_bodies_and_never_all(
     body_bytes, tries = 1_000_000, 40
     append(store, *[halves(1, [Message("orders", b"x" * body_bytes)])] * tries)
     held: list[int] = []
-    read = ReadTable.batches
+    read = FileRows.batches
 
-    def watched(self: ReadTable, *args: Any) -> Iterator[pa.RecordBatch]:
+    def watched(self: FileRows, *args: Any) -> Iterator[pa.RecordBatch]:
         for batch in read(self, *args):
             held.append(pa.total_allocated_bytes() - before)
             yield batch
 
-    monkeypatch.setattr(ReadTable, "batches", watched)
+    monkeypatch.setattr(FileRows, "batches", watched)
     log, before = store.tables.half_log(), pa.total_allocated_bytes()
 
     assert log.halves(transaction_id(1)) == Halves(GROUP, 1, 1)
@@ -240,7 +240,7 @@ class Held:
     """A half log whose rows are in memory."""
 
     def __init__(self, rows: pa.Table) -> None:
-        self.rows = rows
+        self.rows, self.search = rows, self
 
     def rows_of(
         self,

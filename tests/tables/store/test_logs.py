@@ -15,9 +15,9 @@ from tests.kit.builders import GROUP, halves, op_row, transaction_id
 from txmq.check.open_transactions import open_transactions
 from txmq.check.standing import StandingReader
 from txmq.delta.actions import commit_path
-from txmq.delta.log import clean_log
+from txmq.delta.log_files import clean_log
 from txmq.delta.pinned import PinnedTable
-from txmq.delta.reading import ChangesTable
+from txmq.delta.reading import TableChanges
 from txmq.errors import AlreadyResolvedError, StorageError
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState
@@ -64,7 +64,7 @@ def claim(store: Store, kind: ClaimKind, source: ClaimSource, **fields: Any) -> 
 
 def discarded(store: Store) -> None:
     """A transaction that was checked twice and given up, settled."""
-    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+    store.tables.half_log().table.writer.append(halves(1), app_id="test", number=1)
     for times in (1, 2):
         claim(store, ClaimKind.UNKNOWN, ClaimSource.CHECK, life=0, check_times=times)
     claim(store, ClaimKind.DISCARD, ClaimSource.CHECK, life=0)
@@ -118,7 +118,7 @@ def committed(store: Store) -> None:
 def test_end_is_the_one_before_or_the_one_after_a_settle_in_between(
     store: Store, look: int
 ) -> None:
-    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+    store.tables.half_log().table.writer.append(halves(1), app_id="test", number=1)
     reader = EndReader(store.tables.logs())
     assert reader.end_of(OWN_ID).state == "PENDING"
 
@@ -133,7 +133,7 @@ def test_own_end_is_told_as_refused_where_another_is_settled_in_between(
     store: Store, clock: ManualClock, look: int
 ) -> None:
     """The operator looks, claims and looks again; a rollback comes at any time in between."""
-    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+    store.tables.half_log().table.writer.append(halves(1), app_id="test", number=1)
 
     def rolled_back() -> None:
         claim(store, ClaimKind.ROLLBACK, ClaimSource.CHECK)
@@ -167,7 +167,7 @@ def test_what_is_sent_and_ended_while_the_open_ones_are_listed_is_not_among_them
     store: Store, clock: ManualClock, listed: Callable[[Store, ManualClock], int], look: int
 ) -> None:
     def sent_and_ended() -> None:
-        store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+        store.tables.half_log().table.writer.append(halves(1), app_id="test", number=1)
         committed(store)
 
     with before_look(look, sent_and_ended):
@@ -187,17 +187,17 @@ def test_publisher_does_not_take_a_rival_for_a_restored_op_log(store: Store, loo
 @contextmanager
 def asleep_before_reading_claims(action: Callable[[], None]) -> Iterator[None]:
     """Run `action` once, when a reader has its versions and is about to read claims."""
-    changes, slept = ChangesTable.changes, False
+    changes, slept = TableChanges.read, False
 
-    def after_sleep(table: ChangesTable, *arguments: Any) -> pa.Table:
+    def after_sleep(table: TableChanges, *arguments: Any) -> pa.Table:
         nonlocal slept
-        if table.name == "op" and not slept:
+        if table._folder.name == "op" and not slept:
             slept = True
             action()
         return changes(table, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ChangesTable, "changes", after_sleep)
+        patch.setattr(TableChanges, "read", after_sleep)
         yield
     assert slept
 
@@ -238,7 +238,7 @@ def end_of_status(store: Store, clock: ManualClock) -> str:
 def test_reader_that_sleeps_until_clean_up_took_the_claims_reads_their_facts(
     store: Store, clock: ManualClock, end: Callable[[Store, ManualClock], str]
 ) -> None:
-    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+    store.tables.half_log().table.writer.append(halves(1), app_id="test", number=1)
     claim(store, ClaimKind.COMMIT, ClaimSource.PRODUCER)
     claim(store, ClaimKind.ROLLBACK, ClaimSource.PRODUCER)
 
@@ -247,7 +247,7 @@ def test_reader_that_sleeps_until_clean_up_took_the_claims_reads_their_facts(
 
 
 def test_commit_that_is_gone_before_it_is_settled_stays_an_error(store: Store) -> None:
-    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+    store.tables.half_log().table.writer.append(halves(1), app_id="test", number=1)
     claim(store, ClaimKind.COMMIT, ClaimSource.PRODUCER)
     claim(store, ClaimKind.ROLLBACK, ClaimSource.PRODUCER)
     reader = EndReader(store.tables.logs())

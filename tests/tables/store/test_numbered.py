@@ -26,11 +26,11 @@ def test_writer_that_was_forked_counts_under_a_name_of_its_own(
         rows = halves(number)
         commits.commit(
             rows,
-            lambda app_id, count, rows=rows, table=table: table.append(
+            lambda app_id, count, rows=rows, table=table: table.writer.append(
                 rows, app_id=app_id, number=count
             ),
         )
         monkeypatch.setattr(forks._Process, "id", -1)
 
-    rows = tables[0].refresh().read(tables[0].files(), ("transaction_id",))
+    rows = tables[0].refresh().rows.read(tables[0].files.all(), ("transaction_id",))
     assert len(rows["transaction_id"].unique()) == 2

@@ -32,7 +32,7 @@ def appended_by_a_stranger(store: Store, **values: Any) -> None:
     """A row that txmq itself would not write."""
     row = {**op_table([op_row(1)], 0).to_pylist()[0], **values}
     table = pa.Table.from_pylist([row], schema=OP.columns)
-    store.tables.op_log().table.append(table, app_id=f"stranger-{values}", number=1)
+    store.tables.op_log().table.writer.append(table, app_id=f"stranger-{values}", number=1)
 
 
 def test_claim_comes_back_with_its_place_in_the_order(store: Store) -> None:

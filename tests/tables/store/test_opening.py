@@ -120,7 +120,7 @@ def test_a_store_that_may_not_be_looked_into_is_not_said_to_be_none(
 
     # So delta-rs answers in a folder that this process may not enter.
     monkeypatch.setattr(DeltaTable, "is_deltatable", lambda *_: False)
-    monkeypatch.setattr(TableFolder, "_commit_files", refuse)
+    monkeypatch.setattr(TableFolder, "look_up_commits", refuse)
 
     with pytest.raises(AccessDeniedError, match="state/config: cannot be read; check its rights"):
         Store.open(store.location)

@@ -14,7 +14,8 @@ import pytest
 from tests.kit.builders import op_row, transaction_id
 from tests.kit.commits import after_commit
 from txmq.delta import commit_writer
-from txmq.delta.storage import Table
+from txmq.delta.folder import TableFolder
+from txmq.delta.table_writer import TableWriter
 from txmq.errors import AlreadyResolvedError, StorageError
 from txmq.maintenance.compaction import compact
 from txmq.message.lifecycle import ClaimKind, ClaimSource
@@ -97,7 +98,7 @@ def test_own_ends_of_others_are_passed_over_without_a_read(
 ) -> None:
     writer.append(1, note=OWN_ENDS)
     rival.append(2, note=OWN_ENDS)
-    monkeypatch.setattr(writer.op.table, "added_rows", None)
+    monkeypatch.setattr(writer.op.table.rows, "added_rows", None)
 
     writer.append(3, note=OWN_ENDS)
 
@@ -122,7 +123,7 @@ def test_commit_that_cannot_be_read_may_be_about_anything(
 ) -> None:
     writer.append(1)
     rival.append(2)
-    monkeypatch.setattr(writer.op.table, "added_rows", unreadable)
+    monkeypatch.setattr(writer.op.table.rows, "added_rows", unreadable)
     writer.append(3)
 
     assert claimed(writer, 9, since=1) == [True]
@@ -205,7 +206,7 @@ def test_commit_of_a_strange_shape_does_not_hide_the_own_one(
 
     writer.append(1)
     rival.append(2)
-    monkeypatch.setattr(writer.op.table, "added_rows", strange)
+    monkeypatch.setattr(writer.op.table.rows, "added_rows", strange)
     writer.append(3)
 
     assert claimed(writer, 9, since=1) == [True]
@@ -268,8 +269,8 @@ def test_other_end_after_an_answer_that_was_lost_is_refused(
         monkeypatch.context() as patch,
         pytest.raises(StorageError),
     ):
-        patch.setattr(Table, "commit_bytes", unreadable)
-        patch.setattr(Table, "_has_landed", unreadable)
+        patch.setattr(TableFolder, "commit_bytes", unreadable)
+        patch.setattr(TableWriter, "_has_landed", unreadable)
         transaction.commit()
 
     with pytest.raises(AlreadyResolvedError):

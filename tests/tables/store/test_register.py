@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from txmq.delta.storage import Table
-from txmq.errors import CommitRefusedError, StoreFormatError, StoreNotFoundError
-from txmq.store.register import Register, Registered
+from txmq.delta.table import Table
+from txmq.errors import (
+    CommitRefusedError,
+    StoreFormatError,
+    StoreNotFoundError,
+)
+from txmq.store.register import Register, Registered, SharedValue
 from txmq.store.schemas import REGISTER
 from txmq.store.store import Store
 from txmq.testing import START_MS, before_commit, failing_commits
@@ -47,7 +51,7 @@ def test_swaps_follow_each_other(register: Register) -> None:
         seen = register.swap(seen, {"number": number}, START_MS)
 
     assert register.read() == Registered(5, {"number": 5})
-    assert len(register.table.files()) == 1
+    assert len(register.table.files.all()) == 1
 
 
 def test_of_two_swaps_of_the_same_value_the_second_is_refused(
@@ -150,3 +154,25 @@ def test_change_after_one_that_lost_its_content_counts(register: Register) -> No
 
     assert fresh.read().value == {"n": 3}
     assert Register(register.table.reopen()).read().value == {"n": 3}
+
+
+def test_value_that_a_rival_repairs_meanwhile_is_not_taken_for_an_unreadable_one(
+    register: Register, rival: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is replaced is the value that could not be read, and no later one."""
+    register.swap(register.read(), {"n": 1}, START_MS)
+    newest_commit(register).write_bytes(b"")
+    own = Register(register.table.reopen())
+    read_unseen = own.read_unseen
+
+    def after_a_repair() -> Registered:
+        rival.table.refresh()
+        rival.swap(rival.read_unseen(), {"n": 7}, START_MS)
+        return read_unseen()
+
+    monkeypatch.setattr(own, "read_unseen", after_a_repair)
+    shared = SharedValue(own, "value", dict, dict)
+
+    changed = shared.change(lambda value: {"n": value.get("n", 0) + 1}, START_MS, lambda _: None)
+
+    assert changed == {"n": 8}

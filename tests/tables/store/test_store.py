@@ -73,18 +73,18 @@ def test_store_is_not_made_twice(tmp_path: Path) -> None:
 def test_creation_that_was_broken_off_can_be_taken_up_again(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     shutil.rmtree(tmp_path / "store" / "state" / "config")
-    half_id = store.tables.half_log().table.table_id
+    half_id = store.tables.half_log().table.log.table_id
 
     again = Store.create(tmp_path / "store")
 
-    assert again.tables.half_log().table.table_id == half_id
+    assert again.tables.half_log().table.log.table_id == half_id
     assert Store.open(tmp_path / "store").config == Config()
 
 
 def test_store_that_was_not_made_to_its_end_is_not_opened(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     shutil.rmtree(tmp_path / "store" / "state" / "config")
-    store.tables.register("config").table.create(checkpoint_interval=10)
+    store.tables.register("config").table.writer.create(checkpoint_interval=10)
 
     with pytest.raises(StoreFormatError, match="create it again"):
         Store.open(tmp_path / "store")
@@ -213,7 +213,7 @@ def test_time_of_creation_is_that_of_the_clock(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", clock=ManualClock(START_MS))
     table = store.tables.register("config").table
 
-    written = table.read(table.files(), ["updated_timestamp"]).to_pylist()
+    written = table.rows.read(table.files.all(), ["updated_timestamp"]).to_pylist()
 
     assert written[0]["updated_timestamp"].timestamp() * 1000 == START_MS
 
@@ -240,7 +240,7 @@ def test_time_of_creation_is_that_of_the_clock(tmp_path: Path) -> None:
 def test_store_works_wherever_it_is(tmp_path: Path, name: str) -> None:
     store = Store.create(tmp_path / name)
     store.tables.create_topic("orders")
-    store.tables.half_log().table.append(halves(1), app_id="a", number=1)
+    store.tables.half_log().table.writer.append(halves(1), app_id="a", number=1)
     store.tables.op_log().append([op_row(1)], 0, app_id="a", number=1)
 
     opened = Store.open(str(tmp_path / name))
@@ -249,7 +249,7 @@ def test_store_works_wherever_it_is(tmp_path: Path, name: str) -> None:
     assert opened.topics() == ["orders"]
     assert opened.tables.half_log().rows(ids(transaction_id(1))).num_rows == 1
     assert opened.tables.op_log().between(0, 1).num_rows == 1
-    assert opened.tables.op_log().table.commit_bytes(1)
+    assert opened.tables.op_log().table.folder.commit_bytes(1)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -411,7 +411,7 @@ def test_checkpoints_are_no_tables_of_the_store(store: Store) -> None:
 def test_number_of_tries_is_that_of_the_settings(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", Config(commit_attempts=3))
 
-    assert store.tables.op_log().table._attempts == 3
+    assert store.tables.op_log().table.writer._attempts == 3
 
 
 @pytest.mark.parametrize("name", ["main.txmq", "main.shop.txmq"])

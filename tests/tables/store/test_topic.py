@@ -46,12 +46,12 @@ def test_messages_mark_and_offsets_are_one_commit(topic: TopicLog) -> None:
 
 def test_offsets_outlive_the_messages(topic: TopicLog) -> None:
     topic.swap(visible(0, 1), 5, {0: 2})
-    delta_rs(topic.table.reopen()).delete()
-    delta_rs(topic.table.reopen()).create_checkpoint()
+    delta_rs(topic.table.reopen().folder).delete()
+    delta_rs(topic.table.reopen().folder).create_checkpoint()
 
     topic.table.reopen()
 
-    assert topic.table.files() == []
+    assert topic.table.files.all() == []
     assert topic.next_offsets([0]) == {0: 2}
 
 
@@ -68,13 +68,13 @@ def test_of_two_publishers_the_second_is_refused(topic: TopicLog, store: Store) 
 def test_of_two_publishers_with_files_the_second_is_refused(topic: TopicLog, store: Store) -> None:
     rival = store.tables.topic_log("orders", OP_ID)
     assert topic.mark == rival.mark
-    file = write_file([visible(0)], TOPIC.columns, topic.table.filesystem, ["queue_offset"])
+    file = write_file([visible(0)], TOPIC.columns, topic.table.folder.filesystem, ["queue_offset"])
 
     rival.swap_files([file], 1, {0: 1})
 
     with pytest.raises(CommitRefusedError):
         topic.swap_files([file], 1, {0: 1})
-    assert len(rival.table.reopen().files()) == 1
+    assert len(rival.table.reopen().files.all()) == 1
 
 
 def naive(queues: list[int | None], start: dict[int, int]) -> tuple[list[int], dict[int, int]]:

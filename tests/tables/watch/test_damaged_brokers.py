@@ -39,7 +39,7 @@ def beat(store: Store, name: str) -> None:
 def put(store: Store, text: str) -> None:
     table, revision = store.tables.register("brokers").table, time.time_ns()
     row = {"revision": [revision], "value": [text], "updated_timestamp": [timestamp(0)]}
-    table.replace(pa.table(row, schema=REGISTER.columns), {REVISION_MARK: revision})
+    table.writer.replace(pa.table(row, schema=REGISTER.columns), {REVISION_MARK: revision})
 
 
 def broker(**fields: object) -> str:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from txmq.consumer.arguments import check_max_messages
 from txmq.consumer.send_back import RETRY_GROUP
 from txmq.delta.files import DataFile
-from txmq.delta.reading import ReadTable
+from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, ConfigError, InvalidMessageError, shown
 from txmq.ground.clock import Clock, SystemClock, milliseconds
 from txmq.ground.columns import python_rows, python_values
@@ -220,7 +220,7 @@ class DeadLetters:
         if not self._table.exists():
             return ()
         notes, offsets = self._notes.read(), pa.array(range(start, end), pa.int64())
-        rows = self._table.refresh().rows_of("queue_offset", offsets, _CONTENT)
+        rows = self._table.refresh().search.rows_of("queue_offset", offsets, _CONTENT)
         return tuple(_letters(self._visible(rows, notes), notes))
 
     def first_offset(self, start: int) -> int:
@@ -347,7 +347,7 @@ class DeadLetters:
     # --- reading ------------------------------------------------------------------------------
 
     def _rows(self, notes: Notes, columns: Sequence[str]) -> pa.Table:
-        files = self._table.refresh().files() if self._table.exists() else []
+        files = self._table.refresh().files.all() if self._table.exists() else []
         return self._visible(self._read(files, columns), notes)
 
     def _read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
@@ -355,13 +355,13 @@ class DeadLetters:
             return pa.schema(
                 [self._table.schema.columns.field(name) for name in columns]
             ).empty_table()
-        return self._table.read(files, columns)
+        return self._table.rows.read(files, columns)
 
     def _files_of(self, transaction_ids: Sequence[str]) -> list[DataFile]:
         if not self._table.exists():
             return []
         ids = pa.array(transaction_ids, pa.string())
-        return self._table.refresh().files_holding("transaction_id", ids)
+        return self._table.refresh().files.holding("transaction_id", ids)
 
     def _visible(self, rows: pa.Table, notes: Notes) -> pa.Table:
         rows = rows.filter(pa.array(~notes.purged.holding(offsets_of(rows))))
@@ -381,7 +381,7 @@ class DeadLetters:
         try:
             # Recorded before files are removed, so that verify never meets an unexplained gap.
             tell_topic_begin(self._store, {self._topic: op_version}, self._clock.now_ms())
-            self._table.remove([file for file, _ in purged])
+            self._table.writer.remove([file for file, _ in purged])
         except CommitRefusedError:
             # Maintenance was faster; the next purge removes them.
             return 0
@@ -389,11 +389,11 @@ class DeadLetters:
 
     def _purged_files(self, published: int) -> list[tuple[DataFile, int]]:
         """List the files up to the first kept message, each with its newest op version."""
-        offsets = self._table.ranges("queue_offset")
+        offsets = self._table.files.ranges("queue_offset")
         if not offsets or any(span.low is None or span.high is None for span in offsets):
             return []
         end = self._notes.read().purged.end_of(min(span.low for span in offsets))
-        versions = {span.file.path: span.high for span in self._table.ranges("op_version")}
+        versions = {span.file.path: span.high for span in self._table.files.ranges("op_version")}
         return [
             (span.file, versions[span.file.path])
             for span in offsets
@@ -436,7 +436,7 @@ class Replay:
         self,
         store: Store,
         consumer_group: str,
-        dead_letters: ReadTable,
+        dead_letters: Table,
         target: ReplayTarget,
         clock: Clock,
     ) -> None:
@@ -473,9 +473,9 @@ class Replay:
     def _batches(self, offsets: Offsets) -> Iterator[pa.Table]:
         """Read the rows at these offsets with their bodies, in batches of one commit."""
         values = pa.array(offsets)
-        ranges = self._table.ranges("queue_offset")
+        ranges = self._table.files.ranges("queue_offset")
         for span in sorted(ranges, key=lambda span: -1 if span.low is None else span.low):
-            rows = self._table.read([span.file], _COLUMNS)
+            rows = self._table.rows.read([span.file], _COLUMNS)
             rows = rows.filter(pc.is_in(rows["queue_offset"], value_set=values))
             yield from _batches_of(rows.sort_by("queue_offset"))
 

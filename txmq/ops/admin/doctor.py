@@ -21,9 +21,9 @@ from txmq.consumer.lag import ConsumerLag, QueueLag
 from txmq.consumer.offsets import TopicOffsets
 from txmq.delta.failures import translated
 from txmq.delta.folder import Objects, inside, rooted_filesystem
-from txmq.delta.log import log_files
+from txmq.delta.log_files import log_files
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -227,9 +227,9 @@ def _misfit_settings(config: Config) -> Iterator[Finding]:
 def findings_of_table(path: str, table: Table, checkpoint_interval: int) -> Iterator[Finding]:
     """Find what is wrong with a table; `checkpoint_interval` is the one of the store."""
     try:
-        files = table.files()
-        properties = table.properties()
-        missed = log_files(table).since_checkpoint(table.version)
+        files = table.files.all()
+        properties = table.log.properties()
+        missed = log_files(table.folder).since_checkpoint(table.version)
     except TxmqError as error:
         yield Finding(path, str(error), cure_of(error, restore_of(path)))
         return

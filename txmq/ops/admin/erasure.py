@@ -25,8 +25,8 @@ from txmq.delta.failures import read_errors
 from txmq.delta.file_rows import BATCH_BYTES
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.folder import UNFINISHED
-from txmq.delta.log import log_files, named_by
-from txmq.delta.storage import Table
+from txmq.delta.log_files import log_files, named_by
+from txmq.delta.table import Table
 from txmq.errors import (
     BackupError,
     CommitConflictError,
@@ -292,7 +292,7 @@ class Erasure:
             if table.refresh().version > last:
                 break
             try:
-                table.remove(())
+                table.writer.remove(())
             except CommitRefusedError:
                 continue
             break
@@ -300,23 +300,23 @@ class Erasure:
             raise CommitConflictError(table.name, "other writers won every try; run it again")
         reached(FailPoint.FILES_REPLACED)
         table.refresh()
-        if max(log_files(table).checkpoints, default=-1) <= last:
-            table.checkpoint()
+        if max(log_files(table.folder).checkpoints, default=-1) <= last:
+            table.writer.checkpoint()
 
     def _gone_after(self, path: str, table: Table, old: OldFiles) -> datetime | None:
         """Tell when the last of the old files may be removed; None if nobody can tell yet."""
         times_ms = list(self._leftovers_ms(table, old))
         if old.last_commit is not None:
-            later = [at for at in log_files(table).checkpoints if at > old.last_commit]
+            later = [at for at in log_files(table.folder).checkpoints if at > old.last_commit]
             if not later:
                 return None
-            commits_ms = table.commit_times_ms()
+            commits_ms = table.folder.commit_times_ms()
             times_ms.append(commits_ms.get(min(later), 0) + self._log_reserved_ms(path))
         return timestamp(int(max(times_ms))) if times_ms else None
 
     def _leftovers_ms(self, table: Table, old: OldFiles) -> Iterator[float]:
         reserved_ms = self._store.config.orphan_reserved_time_h * _HOUR_MS
-        for written_ms in table.written_ms(old.leftovers).values():
+        for written_ms in table.folder.written_ms(old.leftovers).values():
             yield written_ms + reserved_ms
 
     def _log_reserved_ms(self, path: str) -> float:
@@ -357,7 +357,7 @@ def _emptied_rows(table: Table, file: DataFile, chosen: Wanted) -> Iterator[pa.T
     names = stored_columns(table)
     # What a typed topic has beyond its schema is decoded from bodies.
     columns = [name for name in names if name not in table.schema.columns.names]
-    for rows, _ in table.windows(FilePart(file, {}, {}), names, ROW_GROUP_BYTES):
+    for rows, _ in table.rows.windows(FilePart(file, {}, {}), names, ROW_GROUP_BYTES):
         yield erased(rows, chosen.are_wanted(rows, table), (*CONTENT, *columns))
 
 
@@ -568,7 +568,7 @@ class Matches:
 def matches_in(path: str, table: Table, wanted: Wanted) -> Matches:
     """Find the wanted rows in the newest version of a table; 0 commits. Raises: StorageError."""
     matches = Matches(path, table)
-    for file in table.refresh().files():
+    for file in table.refresh().files.all():
         count = 0
         with read_errors(table.name):
             names = wanted.columns(table, file)
@@ -607,11 +607,11 @@ class OldFiles:
 def old_files(table: Table, wanted: Wanted) -> OldFiles:
     """Find the old files with wanted rows, on disk now; 0 commits. Raises: StorageError."""
     with read_errors(table.name):
-        infos = table.filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
-    live = {file.path for file in table.refresh().files()}
+        infos = table.folder.filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
+    live = {file.path for file in table.refresh().files.all()}
     paths = [info.path for info in infos if _is_data(info) and info.path not in live]
     holding, unreadable = _holding(table, paths, wanted)
-    by_commit = {at: named_by(table, [at]) for at in log_files(table).commits_ms}
+    by_commit = {at: named_by(table.folder, [at]) for at in log_files(table.folder).commits_ms}
     named: set[str] = set().union(*by_commit.values())
     last = [at for at, names in by_commit.items() if not names.isdisjoint(holding)]
     return OldFiles(
@@ -643,13 +643,13 @@ def _has_any(table: Table, file: DataFile, wanted: Wanted) -> bool:
 
 
 def _batches(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-    for batch in table.batches(file, columns, _BATCH_ROWS):
+    for batch in table.rows.batches(file, columns, _BATCH_ROWS):
         yield pa.Table.from_batches([batch])
 
 
 def _rows(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
     with read_errors(table.name):
-        for rows, _ in table.windows(FilePart(file, {}, {}), columns, BATCH_BYTES):
+        for rows, _ in table.rows.windows(FilePart(file, {}, {}), columns, BATCH_BYTES):
             yield rows
 
 

@@ -336,7 +336,7 @@ def emptied(state: GroupState) -> GroupState:
 def _rows(store: Store, topic: str) -> int:
     """Count the rows of a topic; 0 if it has no table."""
     table = store.tables.table_at(f"topics/{topic}")
-    return sum(file.num_records for file in table.files()) if table.exists() else 0
+    return sum(file.num_records for file in table.files.all()) if table.exists() else 0
 
 
 # --- living members -------------------------------------------------------------------------------

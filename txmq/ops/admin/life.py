@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.log import log_files
+from txmq.delta.log_files import log_files
 from txmq.errors import StorageError
 from txmq.ground.results import Plain
 from txmq.message.lifecycle import ClaimKind, TransactionState
@@ -22,7 +22,7 @@ from txmq.store.op import CLAIM_COLUMNS, claims_of_table
 from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
-    from txmq.delta.reading import ReadTable
+    from txmq.delta.table import Table
     from txmq.store.op import OpLog
 
 
@@ -99,7 +99,7 @@ def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
 
 
 def _first_commit(op: OpLog) -> int:
-    return min(log_files(op.table).commits_ms, default=0)
+    return min(log_files(op.table.folder).commits_ms, default=0)
 
 
 def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -113,12 +113,12 @@ def claims_in_no_order(op: OpLog, transaction_id: str) -> pa.Table:
 
 
 def some_rows(
-    table: ReadTable, transaction_ids: pa.Array, columns: Sequence[str], max_rows: int
+    table: Table, transaction_ids: pa.Array, columns: Sequence[str], max_rows: int
 ) -> pa.Table:
     """Read at most so many rows of transactions; no more files are read than it takes."""
-    rows = table.read([], columns)
-    for file in table.files_holding("transaction_id", transaction_ids):
-        of_file = table.read([file], columns)
+    rows = table.rows.read([], columns)
+    for file in table.files.holding("transaction_id", transaction_ids):
+        of_file = table.rows.read([file], columns)
         is_about = pc.is_in(of_file["transaction_id"], value_set=transaction_ids)
         rows = pa.concat_tables([rows, of_file.filter(is_about)])
         if rows.num_rows >= max_rows:

@@ -39,7 +39,7 @@ from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     from txmq.delta.files import FileRange
-    from txmq.delta.reading import ReadTable
+    from txmq.delta.table import Table
     from txmq.store.settled import SettledLog
 
 
@@ -306,7 +306,7 @@ class MessageQuery:
         """Read those of the messages that any table holds, in the order of `message_ids`."""
         ids, body = pa.array(transaction_ids, pa.string()), (("body",) if with_body else ())
         logs = self._store.tables.logs()
-        half_rows = logs.half.table.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body))
+        half_rows = logs.half.table.search.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body))
         halves = _by_id(half_rows, message_ids)
         rows: dict[str, list[dict[str, Any]]] = {}
         for topic in self._topics_of(halves, message_ids):
@@ -333,11 +333,11 @@ class MessageQuery:
         """Read the ids of all messages of a transaction, in their order."""
         ids = pa.array([transaction_id], pa.string())
         half = self._store.tables.half_log().table
-        rows = half.rows_of("transaction_id", ids, ("sequence", "message_id", "real_topic"))
+        rows = half.search.rows_of("transaction_id", ids, ("sequence", "message_id", "real_topic"))
         rows = rows.filter(pc.is_valid(rows["real_topic"])).select(["sequence", "message_id"])
         if not rows.num_rows:
             tables = [self._table(topic) for topic in self._all_topics()]
-            by_topic = [t.rows_of("transaction_id", ids, rows.column_names) for t in tables]
+            by_topic = [t.search.rows_of("transaction_id", ids, rows.column_names) for t in tables]
             rows = pa.concat_tables([rows, *by_topic])
         pairs = zip(rows["sequence"].to_pylist(), rows["message_id"].to_pylist(), strict=True)
         return [message_id for _, message_id in sorted(set(pairs))]
@@ -359,7 +359,7 @@ class MessageQuery:
     ) -> Iterator[dict[str, Any]]:
         due = ("deliver_timestamp",) if topic == SCHEDULE_TOPIC else ()
         columns = (*_TOPIC_COLUMNS, *due, *body)
-        rows = self._table(topic).rows_of("transaction_id", ids, columns)
+        rows = self._table(topic).search.rows_of("transaction_id", ids, columns)
         yield from python_rows(rows.filter(_is_one_of(rows, message_ids)))
 
     def _is_there(self, topic: str) -> bool:
@@ -369,7 +369,7 @@ class MessageQuery:
             # A half that another program wrote may name anything.
             return False
 
-    def _table(self, topic: str) -> ReadTable:
+    def _table(self, topic: str) -> Table:
         return self._store.tables.table_at(f"topics/{topic}")
 
     # --- the trace ---------------------------------------------------------------------------
@@ -381,10 +381,10 @@ class MessageQuery:
             return []
         first = first_transaction_id(transaction_time_ms(transaction_id) - CLOCK_SLACK_MS)
         records: list[TraceRecord] = []
-        for file in table.files_beyond("transaction_id", first):
-            is_about = has_key(table.read([file], ("keys",))["keys"], transaction_id)
+        for file in table.files.beyond("transaction_id", first):
+            is_about = has_key(table.rows.read([file], ("keys",))["keys"], transaction_id)
             if pc.any(is_about).as_py():
-                bodies = table.read([file], ("body",)).filter(is_about)["body"]
+                bodies = table.rows.read([file], ("body",)).filter(is_about)["body"]
                 records += _decoded(bodies.to_pylist())
         return sorted(records, key=record_moment)
 
@@ -512,16 +512,16 @@ class Hit:
     message_id: str
 
 
-def hits_of(table: ReadTable, key: str, max_count: int, budget: RowBudget) -> list[Hit]:
+def hits_of(table: Table, key: str, max_count: int, budget: RowBudget) -> list[Hit]:
     """Find the newest messages of a topic that have the key, as far as the budget allows."""
     hits: list[Hit] = []
-    for span in sorted(table.ranges("op_version"), key=_newest_first):
+    for span in sorted(table.files.ranges("op_version"), key=_newest_first):
         is_full = len(hits) >= max_count and span.high is not None
         if is_full and span.high < hits[max_count - 1].op_version:
             break
         if not budget.take(span.file.num_records):
             break
-        more = _hits_in(table.read([span.file], _KEY_COLUMNS), key)
+        more = _hits_in(table.rows.read([span.file], _KEY_COLUMNS), key)
         hits = sorted([*hits, *more], reverse=True)
     return hits[:max_count]
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from txmq.consumer.group import group_in, group_names
 from txmq.consumer.rules import GroupState, TopicQueue
 from txmq.delta.parquet import NewFile, write_file
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import CommitConflictError, CommitRefusedError, TopicNotRebuiltError
 from txmq.ground.clock import Clock
 from txmq.ground.columns import Integers, integers
@@ -89,7 +89,7 @@ def _make_again(store: Store, topic: str, *, apply: bool) -> None:
     progress = PublishProgress.from_value(
         store.tables.register("publisher", PublishProgress).read().value, op
     )
-    table = store.tables.topic_log(topic, op.table_id).table
+    table = store.tables.topic_log(topic, op.log.table_id).table
     if table.exists():
         return
     if not apply:
@@ -116,7 +116,7 @@ class _RebuildCommit:
         self._store, self._comparison, self._log = store, comparison, comparison.log
         self._now_ms = now_ms
         self._seen = {file.path for file in comparison.shown.files}
-        self._rebuild_mark = self._log.table.mark(REBUILD_MARK)
+        self._rebuild_mark = self._log.table.log.mark(REBUILD_MARK)
         self._next = dict(comparison.next_offsets)
         self.op_version, self.rows = comparison.expected.op_version, comparison.row_count
         self._files: list[NewFile] = [*_new_files(comparison, now_ms)]
@@ -129,7 +129,7 @@ class _RebuildCommit:
         """
         for attempt in range(self._store.config.commit_attempts):
             # A publisher commits every few milliseconds, sooner than the new end is written.
-            with self._log.table.in_turn() if attempt else nullcontext():
+            with self._log.table.writer.in_turn() if attempt else nullcontext():
                 is_written = self._try()
             if is_written is not None:
                 return is_written
@@ -165,7 +165,7 @@ class _RebuildCommit:
     def _is_outdated(self) -> bool:
         """Tell whether retention took messages away, or another rebuild was faster."""
         begin = topic_begins(self._store).get(self._log.name)
-        mark = self._log.table.mark(REBUILD_MARK)
+        mark = self._log.table.log.mark(REBUILD_MARK)
         return begin != self._comparison.begin or self._rebuild_mark != mark
 
     def _extend(self) -> None:
@@ -225,7 +225,7 @@ def _kept_files(comparison: TopicComparison) -> Iterator[NewFile]:
     for start in range(0, kept_count, FILE_ROWS):
         chosen = np.arange(start, min(start + FILE_ROWS, kept_count))
         rows, statistics = _kept_rows(comparison, chosen), table.schema.statistics_columns
-        yield write_file(rows, table.columns, table.filesystem, statistics)
+        yield write_file(rows, table.log.columns, table.folder.filesystem, statistics)
 
 
 def _kept_rows(comparison: TopicComparison, chosen: Integers) -> Iterator[pa.Table]:
@@ -235,7 +235,7 @@ def _kept_rows(comparison: TopicComparison, chosen: Integers) -> Iterator[pa.Tab
     offsets = comparison.offsets[len(comparison.expected.keys) + chosen]
     for number in np.unique(shown.file[rows]):
         places = np.flatnonzero(shown.file[rows] == number)
-        of_file = table.read([shown.files[number]], table.columns.names)
+        of_file = table.rows.read([shown.files[number]], table.log.columns.names)
         messages = of_file.take(pa.array(shown.row[rows[places]]))
         index = messages.schema.get_field_index("queue_offset")
         yield messages.set_column(index, messages.schema.field(index), pa.array(offsets[places]))

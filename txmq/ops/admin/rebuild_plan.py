@@ -100,12 +100,12 @@ class TopicComparison:
         progress = PublishProgress.from_value(register.read().value, op)
         self._published = _published_up_to(progress, topic)
         self.known_end = progress.ends.get(topic)
-        self.log = store.tables.topic_log(topic, op.table_id)
+        self.log = store.tables.topic_log(topic, op.log.table_id)
         self.log.table.refresh()
-        self.op_table_id = op.table_id
+        self.op_table_id = op.log.table_id
         self.begin = topic_begins(store).get(topic)
         self._after = NOTHING if self.begin is None else self.begin
-        self.expected = expected_rows(store, op.table_id, topic, self._after)
+        self.expected = expected_rows(store, op.log.table_id, topic, self._after)
         self.shown = shown_rows(self.log, self.expected.first_kept_id)
         self.match = self._matched()
         self.kept, self._extra = self._kept_and_extra(store)
@@ -207,7 +207,9 @@ class TopicComparison:
         rest = np.flatnonzero(self._places() == NONE)
         ids = shown.transaction_ids.take(pa.array(rest))
         half = store.tables.half_log().table
-        halves = half.rows_of("transaction_id", pc.unique(ids).drop_null(), ("transaction_id",))
+        halves = half.search.rows_of(
+            "transaction_id", pc.unique(ids).drop_null(), ("transaction_id",)
+        )
         has_half = integers(pc.index_in(ids, value_set=pc.unique(halves["transaction_id"])), NONE)
         is_old = shown.op_version[rest] <= self._after
         forgotten = self.expected.is_forgotten(ids)
@@ -390,7 +392,7 @@ def _split(
         return facts, facts.slice(0, 0)
     ids = pc.unique(facts["transaction_id"])
     old = ids.filter(pc.less(ids, first_kept_id))
-    halves = half.table.rows_of("transaction_id", old, ("transaction_id",))["transaction_id"]
+    halves = half.table.search.rows_of("transaction_id", old, ("transaction_id",))["transaction_id"]
     gone = old.filter(pc.invert(pc.is_in(old, value_set=pc.unique(halves))))
     is_gone = flags(pc.is_in(facts["transaction_id"], value_set=gone))
     is_gone &= ~_is_scheduled(schedule, facts, gone)
@@ -461,7 +463,7 @@ def shown_rows(
     """
     files: list[DataFile] = []
     tables: list[pa.Table] = []
-    ranges = log.table.ranges("transaction_id")
+    ranges = log.table.files.ranges("transaction_id")
     for span in (span for span in ranges if span.file.path not in skip):
         of_file = _shown_file_if_readable(log, span, len(files), first_kept_id)
         if of_file is not None:
@@ -499,7 +501,7 @@ def _shown_file_if_readable(
 
 def _shown_file(log: TopicLog, file: DataFile, number: int) -> pa.Table:
     tables, start = [_no_rows()], 0
-    for batch in log.table.batches(file, TOPIC.columns.names, BATCH_ROWS):
+    for batch in log.table.rows.batches(file, TOPIC.columns.names, BATCH_ROWS):
         rows = pa.table(batch)
         count = rows.num_rows
         columns = {

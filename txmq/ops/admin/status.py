@@ -51,7 +51,7 @@ from txmq.verify import MarkerPlace, VerifyReport, verify
 
 if TYPE_CHECKING:
     from txmq.delta.files import DataFile
-    from txmq.delta.reading import ReadTable
+    from txmq.delta.table import Table
     from txmq.store.half import HalfLog
     from txmq.store.logs import Logs
     from txmq.store.op import OpLog
@@ -204,7 +204,7 @@ class Admin:
         now_ms = self._clock.now_ms()
         logs.refresh_after_half()
         op, settled = logs.op, logs.settled
-        op_version, op_table_id = op.table.version, op.table.table_id
+        op_version, op_table_id = op.table.version, op.table.log.table_id
         states = states_of(logs, now_ms)
         halves = open_halves(logs.half, states)
         owners, ages_ms = halves.owners, halves.ages_ms(now_ms)
@@ -262,9 +262,9 @@ class Admin:
         claims = (claims_about if max_messages is None else claims_in_no_order)(
             logs.op, transaction_id
         )
-        facts = logs.settled.table.rows_of("transaction_id", ids, SETTLED.columns.names)
+        facts = logs.settled.table.search.rows_of("transaction_id", ids, SETTLED.columns.names)
         halves = _rows_about(logs.half.table, ids, max_messages)
-        shown = self._shown(ids, halves, logs.op.table.table_id, max_messages)
+        shown = self._shown(ids, halves, logs.op.table.log.table_id, max_messages)
         if not any(rows.num_rows for rows in (claims, facts, halves, *shown.values())):
             raise no_transaction(self._store, transaction_id)
         known = _known_by_messages(known, shown)
@@ -301,16 +301,16 @@ class Admin:
 
     def _topic_size(self, topic: str, op_table_id: str) -> TableSize:
         table = self._store.tables.topic_log(topic, op_table_id).table
-        return TableSize.of(table.files() if table.exists() else ())
+        return TableSize.of(table.files.all() if table.exists() else ())
 
 
 # --- one transaction ------------------------------------------------------------------------------
 
 
-def _rows_about(table: ReadTable, ids: pa.Array, max_rows: int | None) -> pa.Table:
+def _rows_about(table: Table, ids: pa.Array, max_rows: int | None) -> pa.Table:
     names = table.schema.columns.names
     if max_rows is None:
-        return table.rows_of("transaction_id", ids, names)
+        return table.search.rows_of("transaction_id", ids, names)
     return some_rows(table, ids, [name for name in names if name != "body"], max_rows)
 
 
@@ -330,7 +330,7 @@ def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:
 def states_of(logs: Logs, now_ms: int) -> pa.Table:
     """Read transaction_id and state of all transactions that a claim changed, settled or not."""
     settled, op = logs.settled, logs.op
-    facts = settled.table.read(settled.table.files(), SETTLED.columns.names)
+    facts = settled.table.rows.read(settled.table.files.all(), SETTLED.columns.names)
     waiting = op.between(settled.mark, op.table.version)
     columns = ["transaction_id", "state", "op_version", "ordinal"]
     fresh = settle(waiting, logs.half, settled, now_ms).facts
@@ -359,9 +359,11 @@ class OpenHalves:
 
 def open_halves(half: HalfLog, states: pa.Table) -> OpenHalves:
     """Read the halves of the PENDING transactions."""
-    tables, problems = [half.table.read([], HALF_COLUMNS)], []
-    for file in half.table.files():
-        rows, problem = half.table.readable(file, partial(half.table.read, [file], HALF_COLUMNS))
+    tables, problems = [half.table.rows.read([], HALF_COLUMNS)], []
+    for file in half.table.files.all():
+        rows, problem = half.table.search.readable(
+            file, partial(half.table.rows.read, [file], HALF_COLUMNS)
+        )
         if rows is None:
             problems.append(problem)
         else:
@@ -415,7 +417,7 @@ def scheduled(schedule: ScheduleLog, settled: SettledLog, now_ms: int) -> Schedu
     if not schedule.refresh().is_there:
         return Schedule(0, 0.0)
     columns = ("transaction_id", "sequence", "deliver_timestamp")
-    rows = schedule.table.read(schedule.table.files(), columns)
+    rows = schedule.table.rows.read(schedule.table.files.all(), columns)
     due_ms = times_ms(rows["deliver_timestamp"])[~are_ended(rows, settled)]
     return Schedule(len(due_ms), max(0, now_ms - int(due_ms.min(initial=now_ms))) / 1000)
 
@@ -423,7 +425,7 @@ def scheduled(schedule: ScheduleLog, settled: SettledLog, now_ms: int) -> Schedu
 def lag_of(op: OpLog, done: int, now_ms: int) -> Lag:
     """Tell how far what is done up to this version is behind the op log."""
     latest = op.table.version
-    waiting = op.table.changes(done + 1, latest, ("op_timestamp",))
+    waiting = op.table.changes.read(done + 1, latest, ("op_timestamp",))
     oldest = pc.min(waiting["op_timestamp"]).as_py()
     if oldest is None:
         # Commits without rows, such as the creation of the table, are no lag.
@@ -473,7 +475,7 @@ def verify_opened(
 
 def _sizes(logs: Logs, topics: Mapping[str, TableSize]) -> dict[str, TableSize]:
     tables = {"half": logs.half.table, "op": logs.op.table, "settled": logs.settled.table}
-    sizes = {name: TableSize.of(table.files()) for name, table in tables.items()}
+    sizes = {name: TableSize.of(table.files.all()) for name, table in tables.items()}
     return sizes | {f"topics/{name}": size for name, size in topics.items() if size.files}
 
 

@@ -12,15 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile, FileRange
-from txmq.delta.log import delete_files, log_files, named_by
-from txmq.delta.reading import ReadTable
-from txmq.delta.storage import Table
+from txmq.delta.log_files import delete_files, log_files, named_by
+from txmq.delta.table import Table
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
     ConfigError,
     InvalidNameError,
-    ReservedNameError,
     TopicExistsError,
     TopicInUseError,
     TopicNotFoundError,
@@ -187,7 +185,7 @@ class Topics:
         Raises:
             TopicExistsError: there is a topic of this name.
             TopicConflictError: there is a topic whose name differs only in case.
-            ReservedNameError, InvalidNameError: the name is not allowed.
+            InvalidNameError: the name is not allowed.
             ConfigError: a setting or the body schema is wrong.
             TopicInUseError: it would get a body schema, and open transactions name it.
             CommitConflictError, StorageError: a table cannot be read or written.
@@ -328,7 +326,7 @@ class Topics:
             raise _not_found(name)
         if name == SCHEDULE_TOPIC and is_there and not is_parked:
             rule = "the schedule is rebuilt only while it is parked: it may hold what no other does"
-            raise ReservedNameError("topic", name, rule)
+            raise InvalidNameError("topic", name, rule)
         return rebuild_topic(self._store, name, self._clock, apply=apply, force=force)
 
     def all(self) -> tuple[TopicSummary, ...]:
@@ -350,9 +348,9 @@ class Topics:
         registered, parked = self._store.tables.topic_register().read(), self._progress().parked
         name = self._checked(stored_topic(topic), registered)
         summary = self._summary(name, registered, parked)
-        log = self._store.tables.topic_log(name, self._store.tables.op_log().table.table_id)
+        log = self._store.tables.topic_log(name, self._store.tables.op_log().table.log.table_id)
         is_there = log.table.exists()
-        ranges = log.table.ranges("op_version") if is_there else []
+        ranges = log.table.files.ranges("op_version") if is_there else []
         return TopicDescription(
             summary,
             len(ranges),
@@ -405,7 +403,7 @@ class Topics:
 
     def _files(self, topic: str) -> list[DataFile]:
         table = self._store.tables.table_at(f"topics/{topic}")
-        return table.files() if table.exists() else []
+        return table.files.all() if table.exists() else []
 
     def _settings(self, topic: str, registered: RegisteredTopics) -> TopicSettings:
         count = 1 if is_group_topic(topic) else self._store.config.default_topic_queue_nums
@@ -466,17 +464,19 @@ def _is_system(topic: str) -> bool:
 
 
 def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
-    highs = [span.high for span in log.table.ranges("queue_id") if span.high is not None]
+    highs = [span.high for span in log.table.files.ranges("queue_id") if span.high is not None]
     return log.next_offsets(range(max([queue_nums, *(high + 1 for high in highs)])))
 
 
-def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetime | None:
+def _edge(table: Table, ranges: list[FileRange], *, newest: bool) -> datetime | None:
     """Return when the first or the last message was stored; read the file that holds it."""
     bounded = [span for span in ranges if span.high is not None]
     if not bounded:
         return None
     last, first = max(bounded, key=lambda span: span.high), min(bounded, key=lambda span: span.low)
-    times = table.read([(last if newest else first).file], ("store_timestamp",))["store_timestamp"]
+    times = table.rows.read([(last if newest else first).file], ("store_timestamp",))[
+        "store_timestamp"
+    ]
     stored: datetime | None = (pc.max(times) if newest else pc.min(times)).as_py()
     return stored
 
@@ -509,7 +509,7 @@ def _plan_of(store: Store, topic: str, table: Table) -> TopicDeletion:
     version = check_unused(store, topic)
     if not table.exists():
         return TopicDeletion(topic, 0, 0, NOTHING)
-    ranges = table.ranges("op_version")
+    ranges = table.files.ranges("op_version")
     if any(span.high is None or span.high > version for span in ranges):
         problem = "got messages a moment ago; stop its producers, then try again"
         raise TopicInUseError(topic, 0, problem)
@@ -562,10 +562,10 @@ def _delete(store: Store, table: Table, plan: TopicDeletion, now_ms: int) -> Non
 
 
 def _empty(table: Table) -> None:
-    table.remove(table.files())
+    table.writer.remove(table.files.all())
     # Data files go at once; readers may still read the log, which maintenance cleans.
-    named = named_by(table, log_files(table).commits_ms)
-    delete_files(table, named - {file.path for file in table.refresh().files()})
+    named = named_by(table.folder, log_files(table.folder).commits_ms)
+    delete_files(table.folder, named - {file.path for file in table.refresh().files.all()})
 
 
 # --- unfinished transactions ----------------------------------------------------------------------
@@ -594,8 +594,8 @@ def _naming(store: Store, topic: str) -> pa.Array:
     """Find the transactions with a half message to the topic; read one file at a time."""
     half = store.tables.half_log().table
     ids = [pa.array([], pa.string())]
-    for file in half.files_holding("real_topic", pa.array([topic])):
-        rows = half.read([file], ("transaction_id", "real_topic"))
+    for file in half.files.holding("real_topic", pa.array([topic])):
+        rows = half.rows.read([file], ("transaction_id", "real_topic"))
         ids.append(pc.unique(rows.filter(pc.equal(rows["real_topic"], topic))["transaction_id"]))
     return pc.unique(pa.concat_arrays(ids))
 
@@ -603,8 +603,8 @@ def _naming(store: Store, topic: str) -> pa.Array:
 def _scheduled(store: Store, topic: str) -> pa.Table:
     """Read transaction_id and sequence of the delayed messages to a topic."""
     schedule = store.tables.schedule_log().refresh()
-    files = schedule.table.files() if schedule.is_there else []
-    rows = schedule.table.read(files, ("transaction_id", "sequence", "topic"))
+    files = schedule.table.files.all() if schedule.is_there else []
+    rows = schedule.table.rows.read(files, ("transaction_id", "sequence", "topic"))
     return rows.filter(pc.equal(rows["topic"], topic)).select(["transaction_id", "sequence"])
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.ground.results import Plain
 from txmq.store.schemas import OP, SIGNATURE
@@ -104,9 +104,9 @@ def upgrade_by(steps: Sequence[Step], store: Store, *, apply: bool) -> UpgradeRe
 
 def _plan(table: Table, steps: Sequence[Step], newest: int) -> tuple[int, list[Change]]:
     """Return the schema version of a table, and the changes that it needs."""
-    properties = table.properties()
+    properties = table.log.properties()
     version = int(properties[SCHEMA_VERSION_PROPERTY])
-    shape = TableShape(table.schema.name, version, frozenset(table.column_names), properties)
+    shape = TableShape(table.schema.name, version, frozenset(table.log.column_names), properties)
     return version, changes_of(shape, steps, newest)
 
 
@@ -116,8 +116,8 @@ def _apply(table: Table, steps: Sequence[Step], newest: int) -> None:
     for _ in range(ATTEMPTS):
         try:
             for change in _plan(table.refresh(), steps, newest)[1]:
-                table.add_columns(change.columns)
-                table.set_properties(change.properties)
+                table.writer.add_columns(change.columns)
+                table.writer.set_properties(change.properties)
         except CommitRefusedError as error:
             problem = str(error)
             continue

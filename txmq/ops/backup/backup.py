@@ -20,10 +20,10 @@ from typing import TypeVar
 from txmq.delta.actions import LOG_FOLDER, commit_path
 from txmq.delta.failures import translated
 from txmq.delta.folder import REQUESTS_AT_ONCE
-from txmq.delta.log import commit_news
+from txmq.delta.log_files import commit_news
 from txmq.delta.replay import KeptLog
 from txmq.delta.schemas import SCHEMA_VERSION_PROPERTY
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import BackupError, StoreNotFoundError
 from txmq.ground.clock import Clock, SystemClock, timestamp
 from txmq.ground.results import Plain
@@ -294,7 +294,7 @@ class _Backup:
         target = (self._place.objects, f"{STORE_FOLDER}/{path}/{name}")
         with translated(f"{path}/{name}"):
             try:
-                return copy_file((pins[path].table.objects, name), target, size_bytes)
+                return copy_file((pins[path].table.folder.objects, name), target, size_bytes)
             except FileNotFoundError:
                 return None
 
@@ -399,7 +399,7 @@ def _problem_of_earlier(path: str, table: CopiedTable, pin: Pin) -> str | None:
         # Log clean-up has passed it; then no commits of the two have the same name.
         return None
     try:
-        is_same = hash_file(pin.table.objects, commit) == table.files[commit]
+        is_same = hash_file(pin.table.folder.objects, commit) == table.files[commit]
     except FileNotFoundError:
         return None
     return None if is_same else f"holds another commit {table.version} of {path}: it was restored"
@@ -457,7 +457,7 @@ def _paths(tables: StoreTables) -> Iterator[str]:
 def _pin(tables: StoreTables, path: str) -> Pin | None:
     table = tables.table_at(path)
     try:
-        return Pin(table, table.kept_log())
+        return Pin(table, table.log.kept_log())
     except StoreNotFoundError:
         if path.removeprefix(STATE) in REGISTERS or "/" not in path:
             raise
@@ -468,7 +468,8 @@ def _pin(tables: StoreTables, path: str) -> Pin | None:
 def _problem_of(pins: Mapping[str, Pin], half: Table, begun: int) -> str | None:
     """Return what was taken away while the tables were pinned and an older pin needs, if any."""
     news = [
-        commit_news(half, version) for version in range(begun + 1, pins["half"].log.version + 1)
+        commit_news(half.folder, version)
+        for version in range(begun + 1, pins["half"].log.version + 1)
     ]
     if any(commit is None or commit.has_removed for commit in news):
         return "retention removed halves"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.consumer.group import GroupValue
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import StorageError, TxmqError
 from txmq.message.ids import transaction_times_ms
 from txmq.message.lifecycle import ClaimKind, ClaimSource
@@ -59,13 +59,13 @@ def _log(table: Table) -> LogSight:
 
 def _fingerprint(table: Table, version: int) -> int | None:
     """Return the fingerprint of a commit with content; one that lost it is told elsewhere."""
-    content = table.commit_bytes(version)
+    content = table.folder.commit_bytes(version)
     return commit_fingerprint(table, version) if (content or b"").strip() else None
 
 
 def _topic(tables: StoreTables, name: str, op_id: str) -> TopicSight:
     topic = tables.topic_log(name, op_id)
-    marks = topic.table.marks(OFFSET_MARK)
+    marks = topic.table.log.marks(OFFSET_MARK)
     offsets = {int(mark.removeprefix(OFFSET_MARK)): offset for mark, offset in marks.items()}
     return TopicSight(topic.end, topic.fingerprint, offsets)
 
@@ -118,7 +118,7 @@ def _claims_without_halves(tables: StoreTables, mark: int) -> int:
     )
     ids = pc.unique(claims.filter(is_end)["transaction_id"])
     half = tables.half_log().table
-    there, unreadable = half.readable_rows_of("transaction_id", ids, ("transaction_id",))
+    there, unreadable = half.search.readable_rows_of("transaction_id", ids, ("transaction_id",))
     lacking = ids.filter(pc.invert(pc.is_in(ids, value_set=there["transaction_id"])))
     for file in unreadable:
         # Who looks into that file is told.

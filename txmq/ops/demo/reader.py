@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from txmq.delta.reading import ReadTable
+from txmq.delta.table import Table
 from txmq.message.ids import HEAD_SEQUENCE
 from txmq.message.lifecycle import TransactionState
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
@@ -38,7 +38,7 @@ class PlainReader:
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
-        op_table_id = store.tables.op_log().table.table_id
+        op_table_id = store.tables.op_log().table.log.table_id
         self.ledger = Ledger()
         self._topics = {
             name: Tail(store.tables.topic_log(name, op_table_id).table, _TOPIC_COLUMNS)
@@ -104,7 +104,7 @@ class Tail:
     comes once.
     """
 
-    def __init__(self, table: ReadTable, columns: Sequence[str]) -> None:
+    def __init__(self, table: Table, columns: Sequence[str]) -> None:
         """Open nothing yet; the table need not exist."""
         self._table = table
         self._columns = columns
@@ -116,10 +116,10 @@ class Tail:
         """Read the rows since the last call."""
         if not self._has_news():
             return []
-        files = self._table.refresh().files()
+        files = self._table.refresh().files.all()
         new_files = [file for file in files if file.path not in self._seen]
         self._seen.update(file.path for file in new_files)
-        rows: pa.Table = self._table.read(new_files, self._columns)
+        rows: pa.Table = self._table.rows.read(new_files, self._columns)
         return self._not_seen(rows.to_pylist())
 
     def _not_seen(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -132,14 +132,14 @@ class Tail:
 
     def _has_news(self) -> bool:
         if self._is_open:
-            return self._table.has_news()
+            return self._table.log.has_news()
         self._is_open = self._table.exists()
         return self._is_open
 
 
 def visible_messages(store: Store) -> tuple[Visible, Counter[str]]:
     """Read all topics again; return the visible messages and the departures per carrier."""
-    op_table_id = store.tables.op_log().table.table_id
+    op_table_id = store.tables.op_log().table.log.table_id
     messages: Visible = Counter()
     carriers: Counter[str] = Counter()
     for name in TOPICS:

@@ -2,7 +2,7 @@
 
 A reader of a change feed or of a stream opens only the data files that the kept commits added or
 removed. So a commit file is deleted together with the data files that it removed from the table,
-and not before every reader has passed it.
+and not before every reader has passed it. A log that cannot be read is begun anew.
 """
 
 from __future__ import annotations
@@ -23,31 +23,20 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from txmq.delta.actions import (
-    COMMIT_NAME,
-    LOG_FOLDER,
-    CommitActions,
-    NewCommit,
-    commit_path,
-    path_of,
-)
+from txmq.delta.actions import COMMIT_NAME, LOG_FOLDER, NewCommit, commit_path, path_of
 from txmq.delta.checkpoints import LAST_CHECKPOINT, checkpoint_path, write_first_checkpoint
 from txmq.delta.commit_writer import new_token
 from txmq.delta.failures import in_one_line, translated
 from txmq.delta.files import FilePart, added_file
 from txmq.delta.folder import REQUESTS_AT_ONCE, TableFolder, in_windows
-from txmq.delta.reading import ReadTable
 from txmq.delta.replay import LogNames, parsed_commit
 from txmq.delta.snapshot import LiveFile
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.results import Sum
 
 if TYPE_CHECKING:
     from txmq.delta.schemas import TableSchema
-
-
-# --- log:
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +47,9 @@ _OF_A_VERSION = re.compile(r"(\d{20})\..*", re.ASCII)
 COMMITS_AT_ONCE = 10_000
 
 
+# --- listing and reading ------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class LogFiles:
     """The content of a log folder: the modification time of each commit, and the checkpoints."""
@@ -66,29 +58,33 @@ class LogFiles:
     checkpoints: tuple[int, ...]
 
     def since_checkpoint(self, version: int) -> int:
-        """How many commits a reader of `version` reads one by one."""
+        """Return how many commits a reader of `version` reads one by one."""
         return version - max((at for at in self.checkpoints if at <= version), default=-1)
 
     def newest_of(self, is_old: Callable[[int], bool]) -> int:
-        """The newest commit whose modification time is old; -1 if there is none."""
+        """Return the newest commit whose modification time is old; -1 if there is none."""
         return max((at for at, ms in self.commits_ms.items() if is_old(ms)), default=-1)
 
     def base(self, keep_from: int) -> int:
-        """The oldest version to keep so that `keep_from` can be read: a checkpoint, or 0."""
+        """Return the oldest version to keep so that `keep_from` can be read: a checkpoint, or 0."""
         return max((at for at in self.checkpoints if at <= keep_from), default=0)
 
     def bases(self, base: int) -> list[int]:
-        """Up to where COMMITS_AT_ONCE are cleaned, or more: checkpoints in their order, `base`."""
+        """Return up to where COMMITS_AT_ONCE or more are cleaned: checkpoints in order, `base`."""
         first = min(self.commits_ms, default=base)
         return [*(at for at in self.checkpoints if first + COMMITS_AT_ONCE <= at < base), base]
 
 
-@dataclass(frozen=True, slots=True)
-class LogCleaned(Sum):
-    """How many commit files were deleted, and how many data files that only they named."""
-
-    commits: int = 0
-    data_files: int = 0
+def log_files(folder: TableFolder) -> LogFiles:
+    """List the files of the log folder once."""
+    commits: dict[int, int] = {}
+    checkpoints = []
+    for info in folder.log_folder():
+        if (name := COMMIT_NAME.fullmatch(info.base_name)) and info.mtime_ns is not None:
+            commits[int(name[1])] = int(info.mtime_ns) // 1_000_000
+        elif name := _CHECKPOINT.fullmatch(info.base_name):
+            checkpoints.append(int(name[1]))
+    return LogFiles(commits, tuple(sorted(checkpoints)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,32 +102,53 @@ class CommitNews:
     marks: Mapping[str, int]
 
 
-def commit_news(table: TableFolder, version: int) -> CommitNews | None:
-    """The news of one commit, read from its file alone; None where log clean-up has removed it."""
-    content = table.commit_bytes(version)
+def commit_news(folder: TableFolder, version: int) -> CommitNews | None:
+    """Read the news of one commit from its file alone; None if log clean-up has removed it."""
+    content = folder.commit_bytes(version)
     if content is None:
         return None
-    actions = parsed_commit(table.name, version, content)
-    added = tuple(_added(action) for action in actions.added if action["dataChange"])
+    actions = parsed_commit(folder.name, version, content)
+    added = tuple(_added_part(action) for action in actions.added if action["dataChange"])
     has_removed = any(action["dataChange"] for action in actions.removed)
     return CommitNews(added, has_removed, actions.marks)
 
 
-def _added(action: Mapping[str, Any]) -> FilePart:
-    added = LiveFile.of(action)
-    return FilePart(added.data_file({}), added.low, added.high)
+def _added_part(action: Mapping[str, Any]) -> FilePart:
+    file = LiveFile.of(action)
+    return FilePart(file.data_file({}), file.low, file.high)
 
 
-def log_files(table: TableFolder) -> LogFiles:
-    """The files of the log folder, listed once."""
-    commits: dict[int, int] = {}
-    checkpoints = []
-    for info in table.log_folder():
-        if (name := COMMIT_NAME.fullmatch(info.base_name)) and info.mtime_ns is not None:
-            commits[int(name[1])] = int(info.mtime_ns) // 1_000_000
-        elif name := _CHECKPOINT.fullmatch(info.base_name):
-            checkpoints.append(int(name[1]))
-    return LogFiles(commits, tuple(sorted(checkpoints)))
+def named_by(folder: TableFolder, versions: Iterable[int]) -> set[str]:
+    """Return the data files that these commits added or removed."""
+    return {path for _, path in _file_actions(folder, versions)}
+
+
+def removed_by(folder: TableFolder, versions: Iterable[int]) -> list[str]:
+    """Return the data files that these commits removed, each as often as it was removed."""
+    return [path for kind, path in _file_actions(folder, versions) if kind == "remove"]
+
+
+def _file_actions(folder: TableFolder, versions: Iterable[int]) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the path of each action of these commits that names a data file."""
+    for window in in_windows(list(versions)):
+        contents = folder.fetched([commit_path(version) for version in window])
+        for version in window:
+            content = folder.commit_among(contents, version) or b""
+            actions = parsed_commit(folder.name, version, content)
+            kinds = (("add", actions.added), ("remove", actions.removed), ("cdc", actions.changed))
+            for kind, of_kind in kinds:
+                yield from ((kind, path_of(action)) for action in of_kind)
+
+
+# --- cleaning -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogCleaned(Sum):
+    """How many commit files were deleted, and how many data files that only they named."""
+
+    commits: int = 0
+    data_files: int = 0
 
 
 def clean_log(table: Table, keep_from: int) -> LogCleaned:
@@ -144,62 +161,36 @@ def clean_log(table: Table, keep_from: int) -> LogCleaned:
 
     Raises: StorageError.
     """
-    files = log_files(table.refresh())
-    end = min(files.base(keep_from), _last_checkpoint(table, files))
+    folder = table.refresh().folder
+    files = log_files(folder)
+    end = min(files.base(keep_from), _last_checkpoint(folder, files))
     cleaned = LogCleaned()
     while any(version < end for version in files.commits_ms):
         # One that cannot be read is passed over.
-        base = next((at for at in files.bases(end) if _is_whole(table, at)), None)
+        base = next((at for at in files.bases(end) if _is_whole(folder, at)), None)
         if base is None:
             break
         cleaned += _clean_up_to(table, files, base)
-        files = log_files(table)
+        files = log_files(folder)
     return cleaned
 
 
 def _clean_up_to(table: Table, files: LogFiles, base: int) -> LogCleaned:
+    folder = table.folder
     doomed = [version for version in files.commits_ms if version < base]
-    removed = set(removed_by(table, doomed))
+    removed = set(removed_by(folder, doomed))
     if removed:
-        removed -= named_by(table, _from(files, base))
-    delete_files(table, _log_paths(table, base))
+        removed -= named_by(folder, [at for at in files.commits_ms if at >= base])
+    delete_files(folder, _log_paths(folder, base))
     reached(FailPoint.LOG_CLEANED)
-    gone = delete_files(table, removed - {file.path for file in table.files()})
+    gone = delete_files(folder, removed - {file.path for file in table.files.all()})
     return LogCleaned(len(doomed), gone)
 
 
-def named_by(table: ReadTable, versions: Iterable[int]) -> set[str]:
-    """The data files that these commits added or removed."""
-    return {path for _, path in _actions_of(table, versions)}
-
-
-def removed_by(table: ReadTable, versions: Iterable[int]) -> list[str]:
-    """The data files that these commits removed, each as often as it was removed."""
-    return [path for kind, path in _actions_of(table, versions) if kind == "remove"]
-
-
-def _actions_of(table: ReadTable, versions: Iterable[int]) -> Iterator[tuple[str, str]]:
-    for window in in_windows(list(versions)):
-        contents = table.fetched([commit_path(version) for version in window])
-        for version in window:
-            content = table.commit_among(contents, version) or b""
-            yield from _file_actions(parsed_commit(table.name, version, content))
-
-
-def _from(files: LogFiles, version: int) -> list[int]:
-    return [at for at in files.commits_ms if at >= version]
-
-
-def _file_actions(actions: CommitActions) -> Iterator[tuple[str, str]]:
-    kinds = (("add", actions.added), ("remove", actions.removed), ("cdc", actions.changed))
-    for kind, of_kind in kinds:
-        yield from ((kind, path_of(action)) for action in of_kind)
-
-
-def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:
-    """The version where readers begin; a slow writer may have set it to an older checkpoint."""
+def _last_checkpoint(folder: TableFolder, files: LogFiles) -> int:
+    """Return the version where readers begin; a slow writer may have set an older checkpoint."""
     try:
-        with table.filesystem.open_input_file(LAST_CHECKPOINT) as file:
+        with folder.filesystem.open_input_file(LAST_CHECKPOINT) as file:
             return int(json.loads(bytes(file.read()))["version"])
     except FileNotFoundError:
         return max(files.checkpoints, default=0)
@@ -208,45 +199,45 @@ def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:
         return 0
 
 
-def _is_whole(table: ReadTable, version: int) -> bool:
-    """Whether a checkpoint can be read; without it the commits before it are the only ones."""
+def _is_whole(folder: TableFolder, version: int) -> bool:
+    """Tell whether a checkpoint can be read; without it the commits before it are the only ones."""
     path = checkpoint_path(version)
     try:
-        with table.filesystem.open_input_file(path) as source:
+        with folder.filesystem.open_input_file(path) as source:
             checkpoint = pq.ParquetFile(source)
             for group in range(checkpoint.num_row_groups):
                 checkpoint.read_row_group(group)
     except (OSError, pa.ArrowException) as error:
         logger.warning("%s: %s cannot be read, and is passed over: %s",
-                       table.name, path, in_one_line(error))  # fmt: skip
+                       folder.name, path, in_one_line(error))  # fmt: skip
         return False
     return True
 
 
-def _log_paths(table: ReadTable, base: int) -> list[str]:
-    """Commits, checkpoints and checksums of the versions before `base`, oldest first."""
-    matches = (_OF_A_VERSION.fullmatch(info.base_name) for info in table.log_folder())
+def _log_paths(folder: TableFolder, base: int) -> list[str]:
+    """List commits, checkpoints and checksums of the versions before `base`, oldest first."""
+    matches = (_OF_A_VERSION.fullmatch(info.base_name) for info in folder.log_folder())
     names = sorted(name[0] for name in matches if name and int(name[1]) < base)
     return [f"{LOG_FOLDER}/{name}" for name in names]
 
 
-def delete_files(table: Table, paths: Iterable[str]) -> int:
-    """Delete files in their order, of an object store some at once; returns how many.
+def delete_files(folder: TableFolder, paths: Iterable[str]) -> int:
+    """Delete files in their order, of an object store some at once; return how many.
 
     A file that is already deleted is no error. Where one cannot be deleted, none after the next
     few is.
 
     Raises: STORAGE_ERRORS.
     """
-    delete, some = partial(_is_deleted, table.filesystem), list(paths)
-    if len(some) <= 1 or not table.objects.is_remote:
-        return sum(map(delete, some))
+    delete, doomed = partial(_is_deleted, folder.filesystem), list(paths)
+    if len(doomed) <= 1 or not folder.objects.is_remote:
+        return sum(map(delete, doomed))
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-        return sum(sum(pool.map(delete, window)) for window in in_windows(some))
+        return sum(sum(pool.map(delete, window)) for window in in_windows(doomed))
 
 
 def _is_deleted(filesystem: pa_fs.FileSystem, path: str) -> bool:
-    """Delete a file; whether it was there, where the storage tells."""
+    """Delete a file; tell whether it was there, if the storage knows."""
     try:
         filesystem.delete_file(path)
     except FileNotFoundError:
@@ -254,19 +245,19 @@ def _is_deleted(filesystem: pa_fs.FileSystem, path: str) -> bool:
     return True
 
 
-# --- new_beginning:
+# --- a new beginning ----------------------------------------------------------------------------
 
 
-def newest_version(table: Table) -> int:
-    """The newest version that the log names, whether or not it can be read."""
-    with translated(table.name):
-        return LogNames.of(table.log_names()).newest
+def newest_version(folder: TableFolder) -> int:
+    """Return the newest version that the log names, whether or not it can be read."""
+    with translated(folder.name):
+        return LogNames.of(folder.log_names()).newest
 
 
 def begin_anew(
     table: Table, rows: pa.Table, marks: Mapping[str, int], after: int, checkpoint_interval: int
 ) -> bool:
-    """Let the table hold these rows alone; whether it does, for a writer may have been faster.
+    """Let the table hold these rows alone; return False if another writer was faster.
 
     A call that was killed leaves a log that this call can begin anew again, or that can be read.
 
@@ -278,32 +269,33 @@ def begin_anew(
 
     Commits: 1. Raises: StorageError.
     """
+    folder = table.folder
     definition = _definition(table.schema, checkpoint_interval)
-    files = [added_file(file) for file in table.new_files(rows)]
+    files = [added_file(file) for file in table.writer.new_files(rows)]
     commit = NewCommit(files, (), marks, new_token()).content(time.time_ns() // 1_000_000)
     # The line about the commit is the first one.
     info, _, actions = commit.partition(b"\n")
     content = b"\n".join([info, definition, actions])
     with translated(table.name):
-        if not table.objects.put_new(commit_path(after + 1), content):
+        if not folder.objects.put_new(commit_path(after + 1), content):
             return False
-        write_first_checkpoint(table, after + 1, content)
-        _forget(table, after)
-    table.reopen()
+        write_first_checkpoint(folder, after + 1, content)
+        _forget(folder, after)
+    table.log.reopen()
     return True
 
 
 def _definition(schema: TableSchema, checkpoint_interval: int) -> bytes:
-    """The actions that define a table, as a new one has them."""
-    with TemporaryDirectory(prefix="txmq-") as folder:
-        model = Table(str(Path(folder) / "table"), schema)
-        model.create(checkpoint_interval)
-        lines = (model.commit_bytes(0) or b"").splitlines()
+    """Return the actions that define a table, as a new one has them."""
+    with TemporaryDirectory(prefix="txmq-") as place:
+        model = Table(str(Path(place) / "table"), schema)
+        model.writer.create(checkpoint_interval)
+        lines = (model.folder.commit_bytes(0) or b"").splitlines()
     return b"\n".join(line for line in lines if {"protocol", "metaData"} & json.loads(line).keys())
 
 
-def _forget(table: Table, through: int) -> None:
+def _forget(folder: TableFolder, through: int) -> None:
     """Remove what readers need no more: a copy of the log would have it in it."""
-    for name in table.log_names():
+    for name in folder.log_names():
         if name[:20].isdecimal() and int(name[:20]) <= through:
-            table.objects.delete(f"{LOG_FOLDER}/{name}")
+            folder.objects.delete(f"{LOG_FOLDER}/{name}")
