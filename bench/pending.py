@@ -20,7 +20,7 @@ from bench.sizes import Sizes
 from bench.workspace import fresh_folder
 from txmq.maintenance.service import Maintenance
 from txmq.message.lifecycle import ClaimKind
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.schemas import HALF
 from txmq.store.store import Store

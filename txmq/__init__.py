@@ -18,7 +18,7 @@ from txmq.ground import sessions
 from txmq.verify import verify  # noqa: F401
 
 # The core asks Spark for things through this door, and knows no name of the room.
-sessions.DOOR.load = partial(import_module, "txmq.spark.room")
+sessions.DOOR.load = partial(import_module, "txmq.spark.door")
 
 
 def __getattr__(name: str) -> object:

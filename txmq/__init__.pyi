@@ -3,11 +3,11 @@ from txmq import errors as errors
 from txmq.check.recheck import RecheckJob as RecheckJob
 from txmq.check.service import CheckService as CheckService
 from txmq.consumer.awaitable import AsyncPullConsumer as AsyncPullConsumer
+from txmq.consumer.group_rules import ConsumeMode as ConsumeMode
 from txmq.consumer.handlers import ConsumeStatus as ConsumeStatus
 from txmq.consumer.lag import ConsumerLag as ConsumerLag
 from txmq.consumer.offsets import ConsumeFromWhere as ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer as PullConsumer
-from txmq.consumer.rules import ConsumeMode as ConsumeMode
 from txmq.consumer.send_back import SendBack as SendBack
 from txmq.errors import AccessDeniedError as AccessDeniedError
 from txmq.errors import AlreadyPreparedError as AlreadyPreparedError
@@ -155,7 +155,7 @@ from txmq.producer.routing import SendResult as SendResult
 from txmq.producer.routing import TransactionSendResult as TransactionSendResult
 from txmq.producer.trace import TraceHook as TraceHook
 from txmq.producer.transaction import Transaction as Transaction
-from txmq.publish.delay import DelayService as DelayService
+from txmq.publish.delay_service import DelayService as DelayService
 from txmq.publish.publisher import Publisher as Publisher
 from txmq.spark.catalogs import CatalogTables as CatalogTables
 from txmq.spark.listeners import JdbcListener as JdbcListener

@@ -11,8 +11,8 @@ from typing import Any
 from tests.kit.delay_world import TOPIC, DelayWorld
 from txmq import ConsumeStatus
 from txmq.consumer.group import group_in
+from txmq.consumer.group_rules import GroupState, TopicQueue
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import GroupState, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack
 from txmq.ground.clock import Clock
 from txmq.message.message import Message

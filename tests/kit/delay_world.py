@@ -14,7 +14,7 @@ from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayResult, DelayService
+from txmq.publish.delay_service import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.op import OpRow

@@ -13,7 +13,7 @@ from txmq.ground.fail_points import FailPoint
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.spark.session import local_session
 from txmq.store.store import Store

@@ -27,7 +27,7 @@ from txmq.ops.admin.topics import Topics
 from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.trace import TraceHook
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.spark.streams import Consumer
 from txmq.store.config import Config

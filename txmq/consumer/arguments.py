@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from txmq.consumer.group_rules import ALL, ConsumeMode, GroupSettings
 from txmq.consumer.offsets import ConsumeFromWhere, OffsetsByTopic, StartPoint
-from txmq.consumer.rules import ALL, ConsumeMode, GroupSettings
 from txmq.errors import ConfigError, InvalidNameError, shown
 from txmq.message.filter import MessageFilter, parse_filter
 from txmq.message.names import (

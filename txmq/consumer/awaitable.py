@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_timeout
 from txmq.consumer.group_reader import CommitResult
+from txmq.consumer.group_rules import ConsumeMode, TopicQueue
 from txmq.consumer.handlers import (
     ConsumeStatus,
     Function,
@@ -24,7 +25,6 @@ from txmq.consumer.lag import QueueLag
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
 from txmq.consumer.push import ConsumeResult, ConsumerHandle
-from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.delta.failures import process_id
 from txmq.errors import ClosedError, ConcurrentUseError, ConsumeTimeoutError
 from txmq.message.received import ReceivedMessage

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from txmq.consumer.leases import Membership, Sighting
-from txmq.consumer.rules import (
+from txmq.consumer.group_rules import (
     ConsumeMode,
     GroupSettings,
     GroupState,
@@ -14,6 +13,7 @@ from txmq.consumer.rules import (
     TopicCommit,
     TopicQueue,
 )
+from txmq.consumer.leases import Membership, Sighting
 from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import Register, SharedValue

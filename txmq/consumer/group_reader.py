@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from txmq.consumer.arguments import Subscription, check_reads
 from txmq.consumer.group import group_in
+from txmq.consumer.group_rules import Commits, ConsumeMode, TopicCommit, TopicQueue
 from txmq.consumer.member import GroupMember
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import Commits, ConsumeMode, TopicCommit, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.consumer.taking import (
     MessageTaking,

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from txmq.consumer.group import group_in, group_names
+from txmq.consumer.group_rules import SHARED, GroupState, TopicQueue
 from txmq.consumer.offsets import TopicOffsets
-from txmq.consumer.rules import SHARED, GroupState, TopicQueue
 from txmq.errors import TxmqError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.message.names import shown_name

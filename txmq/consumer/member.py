@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from txmq.consumer.group import ConsumerGroup
-from txmq.consumer.leases import LeaseWatch, OwnLease
-from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
-from txmq.consumer.rules import (
+from txmq.consumer.group_rules import (
     Commits,
     GroupSettings,
     GroupState,
@@ -25,6 +23,8 @@ from txmq.consumer.rules import (
     TopicCommit,
     TopicQueue,
 )
+from txmq.consumer.leases import LeaseWatch, OwnLease
+from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
 from txmq.delta.failures import in_one_line
 from txmq.errors import StorageError
 from txmq.ground.clock import Clock, affine

@@ -11,6 +11,7 @@ from typing import Any, Self
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_queue, checked_timeout
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
+from txmq.consumer.group_rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.handlers import (
     ErrorHook,
     Function,
@@ -29,7 +30,6 @@ from txmq.consumer.offsets import (
     moment_ms,
 )
 from txmq.consumer.push import ConsumeResult, ConsumerHandle, MessagePush
-from txmq.consumer.rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.consumer.taking import first_offsets
 from txmq.errors import QueueNotOwnedError

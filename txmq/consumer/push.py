@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.group_rules import TopicQueue, replay_of
 from txmq.consumer.handlers import MessageHandler, RunEndedError
-from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage
 from txmq.consumer.taking import QueueMessage, first_offsets
 from txmq.errors import ConsumerGroupConflictError, ConsumeTimeoutError, TxmqError

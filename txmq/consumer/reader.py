@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.consumer.group_rules import TopicCommit
 from txmq.consumer.offsets import (
     NONE,
     POSITION_COLUMNS,
@@ -30,7 +31,6 @@ from txmq.consumer.offsets import (
     may_hold,
     queue_count,
 )
-from txmq.consumer.rules import TopicCommit
 from txmq.delta.files import FilePart
 from txmq.delta.folder import TableFolder
 from txmq.delta.log_files import CommitNews, commit_news

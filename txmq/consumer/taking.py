@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from txmq.consumer.group_rules import Commits, TopicQueue, replay_of
 from txmq.consumer.member import GroupMember, HeldQueues
 from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.reader import Run, TopicReader
-from txmq.consumer.rules import Commits, TopicQueue, replay_of
 from txmq.consumer.send_back import PlacedMessage, SendBack
 from txmq.errors import StorageUnavailableError
 from txmq.message.received import ReceivedMessage

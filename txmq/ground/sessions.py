@@ -1,7 +1,7 @@
 """A user's Spark session as the core sees it: it is handed on, and never looked into.
 
 The core imports no pyspark. What it needs done with a session or with a DataFrame, the room `spark`
-does, whose door `txmq/spark/room.py` lists it all. The face of the package (`txmq/__init__.py`)
+does, whose door `txmq/spark/door.py` lists it all. The face of the package (`txmq/__init__.py`)
 says how the door is opened, so no name here leads upwards. It is opened only where a caller has
 handed over a session or a DataFrame; whoever has no Spark never loads it.
 """

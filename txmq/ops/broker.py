@@ -23,7 +23,7 @@ from txmq.ops.broker_log import BrokerCounts, ReportHandle
 from txmq.ops.brokers import Heartbeat, HeartbeatHandle
 from txmq.ops.metrics.figures import Latencies
 from txmq.ops.metrics.service import MetricsHandle, MetricsService, Shown, checked_shown
-from txmq.publish.delay import DelayResult, DelayService
+from txmq.publish.delay_service import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
 from txmq.spark.catalogs import catalog_tables

@@ -45,9 +45,9 @@ from txmq.publish.progress import (
     publish_latency,
     seen_of,
 )
-from txmq.publish.set_aside import WaitingTransactions, facts_about
 from txmq.publish.settle import Settlement, Waiting, reach_deliveries, settle, settle_all_others
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
+from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import LOOK_INTERVAL_S, GroupReader
+from txmq.consumer.group_rules import TopicQueue, replay_of
 from txmq.consumer.handlers import ENDS, ConsumeStatus, ErrorHook, call_on_error, wrong_result
 from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.push import ConsumeResult
-from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage
 from txmq.consumer.taking import QueuePosition
 from txmq.errors import ConsumerGroupConflictError, StorageUnavailableError, TxmqError

@@ -15,9 +15,9 @@ from txmq.consumer.arguments import (
     filters_by_topic,
 )
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.group_rules import ConsumeMode
 from txmq.consumer.handlers import ErrorHook, check_function
 from txmq.consumer.offsets import ConsumeFromWhere, OffsetsByTopic, StartPoint, moment_ms
-from txmq.consumer.rules import ConsumeMode
 from txmq.errors import (
     CheckpointCorruptError,
     CheckpointMismatchError,

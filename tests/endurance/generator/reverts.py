@@ -10,15 +10,15 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.endurance.generator.judge import Kind
+from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.push import Batch, Send
-from txmq.consumer.rules import TopicQueue
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.received import ReceivedMessage
 from txmq.ops.admin.rebuild import RebuiltGroups
 from txmq.producer.ends import EndCommits
 from txmq.producer.keyed import KeyedHalves, KeyedTry
 from txmq.producer.transaction import Transaction
-from txmq.publish import delay
+from txmq.publish import delay_service as delay
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import TopicWriter
 from txmq.store.half import half_table

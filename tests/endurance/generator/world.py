@@ -27,7 +27,7 @@ from txmq.listeners.protocol import HalfMessage
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store

@@ -10,7 +10,7 @@ from txmq.check.recheck import RecheckJob
 from txmq.ground.handles import ServiceHandle, ThreadHandle
 from txmq.maintenance.service import Maintenance
 from txmq.ops.broker import Broker, BrokerHandle, run_until_signal
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.spark.session import local_session
 from txmq.store.store import Store

@@ -18,7 +18,7 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.ops.admin.operator import Operator
 from txmq.ops.broker import Broker, run_until_signal
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.spark.session import local_session
 from txmq.store.store import Store

@@ -21,7 +21,7 @@ from txmq.check.recheck import RecheckJob
 from txmq.ground.fail_points import FailPoint
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.ops.admin.operator import Operator
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store

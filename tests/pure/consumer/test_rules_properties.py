@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from txmq.consumer.group import state_of, value_of
+from txmq.consumer.group_rules import (
+    SHARED,
+    ConsumeMode,
+    GroupSettings,
+    GroupState,
+    Owner,
+    TopicQueue,
+)
 from txmq.consumer.leases import LeaseWatch, OwnLease
-from txmq.consumer.rules import SHARED, ConsumeMode, GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupConflictError
 from txmq.testing import ManualClock
 

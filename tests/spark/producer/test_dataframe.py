@@ -24,7 +24,7 @@ from txmq.errors import (
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.store.store import Store
 from txmq.testing import before_commit, failing_commits
 

@@ -30,7 +30,7 @@ from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.message.trace_context import with_trace_context
 from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.schemas import SCHEDULE, TOPIC
 from txmq.store.store import Store

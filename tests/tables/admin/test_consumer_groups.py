@@ -12,9 +12,9 @@ import pytest
 from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
+from txmq.consumer.group_rules import ConsumeMode, TopicQueue
 from txmq.consumer.lag import ConsumerLag, lag_of_group
 from txmq.consumer.offsets import ConsumeFromWhere
-from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.errors import (
     ConfigError,
     ConsumerGroupInUseError,

@@ -13,7 +13,7 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, fa
 from tests.kit.consumer_world import retrying_consumer as consumer
 from txmq import ConsumerGroups
 from txmq.consumer.group import group_in
-from txmq.consumer.rules import EVERY_QUEUE
+from txmq.consumer.group_rules import EVERY_QUEUE
 from txmq.delta import log_files as new_beginning
 from txmq.errors import (
     CommitConflictError,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
-from txmq.consumer.rules import ConsumeMode, TopicQueue
+from txmq.consumer.group_rules import ConsumeMode, TopicQueue
 from txmq.delta.parquet import write_file
 from txmq.errors import TopicNotRebuiltError
 from txmq.ground.columns import integers

@@ -23,7 +23,7 @@ from txmq.message.message import Message
 from txmq.ops.admin.rebuild import RebuiltGroups
 from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.schemas import TOPIC as SCHEMA

@@ -18,9 +18,9 @@ from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, ConsumerWorld, drained, make_old
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.group import group_in
+from txmq.consumer.group_rules import ConsumeMode
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeMode
 from txmq.errors import (
     ClosedError,
     ConcurrentUseError,

@@ -13,9 +13,9 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, of
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.group_rules import ConsumeMode, TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.errors import StoreFullError
 from txmq.spark.members import RangeReader
 from txmq.testing import failing_commits

@@ -14,9 +14,9 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, of
 from tests.kit.delay_world import TOPIC
 from tests.kit.reading import wait_until
 from txmq.consumer import push
+from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import ConfigError, ConsumeTimeoutError, HandlerResultError
 from txmq.message.received import ReceivedMessage

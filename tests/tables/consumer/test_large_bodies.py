@@ -13,9 +13,9 @@ from txmq.consumer import reader as topic_reader
 from txmq.consumer import taking
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.group_rules import ConsumeMode
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import ConsumeMode
 from txmq.delta.parquet import write_file
 from txmq.spark.members import RangeReader, count_messages
 

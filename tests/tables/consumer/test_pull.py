@@ -24,11 +24,11 @@ from tests.kit.consumer_world import (
 from tests.kit.delay_world import TOPIC
 from tests.kit.reading import commits, wait_until
 from txmq.consumer.group import group_in
+from txmq.consumer.group_rules import ConsumeMode, TopicQueue
 from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.member import GroupMember, LeaseRenewal
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import TopicNotFoundError
 from txmq.ground.clock import SystemClock

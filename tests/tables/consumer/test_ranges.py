@@ -12,8 +12,8 @@ from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, offsets_of
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.group_rules import ConsumeMode, TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere
-from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.errors import QueueNotOwnedError, StoreFullError
 from txmq.spark.members import OffsetRange, RangeReader, SparkBatches, count_messages, split_in_two
 from txmq.testing import failing_commits

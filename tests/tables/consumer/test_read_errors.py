@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.kit.consumer_world import QUEUES, ConsumerWorld, bodies, drained, offsets_of, wake
+from txmq.consumer.group_rules import TopicCommit, TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import Run, TopicReader, topic_commit
-from txmq.consumer.rules import TopicCommit, TopicQueue
 from txmq.delta.folder import TableFolder
 from txmq.delta.table_log import LiveFiles
 from txmq.errors import StorageError

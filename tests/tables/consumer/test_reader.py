@@ -21,10 +21,10 @@ from tests.kit.consumer_world import (
     wake,
 )
 from tests.kit.delay_world import TOPIC
+from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import TopicQueue
 from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError
 from txmq.maintenance.retention import TopicRetention
 from txmq.maintenance.service import Maintenance

@@ -12,9 +12,9 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.group_rules import ConsumeMode
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeMode
 from txmq.consumer.send_back import SendBack
 from txmq.errors import StorageError
 from txmq.message.received import ReceivedMessage

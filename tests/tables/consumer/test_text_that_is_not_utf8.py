@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
+from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.peek import TopicPeek
-from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.delta.parquet import write_file
 from txmq.ground.columns import python_values

@@ -13,7 +13,7 @@ from txmq.ground.fail_points import FailPoint, arm
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.set_aside import read_set_aside

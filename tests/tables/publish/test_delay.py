@@ -18,7 +18,7 @@ from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import (
+from txmq.publish.delay_service import (
     MAX_PARTS,
     WAITING_COLUMNS,
     DelayResult,

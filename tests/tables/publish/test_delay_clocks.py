@@ -14,7 +14,7 @@ from txmq.ground.clock import milliseconds, timestamp
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayService
+from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.store_clock import StoreClock
 from txmq.testing import WrongClock, failing_commits

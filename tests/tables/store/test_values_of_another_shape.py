@@ -14,8 +14,8 @@ import pytest
 from tests.kit.check_world import wall_ms
 from tests.kit.dead_world import CONSUMERS, DeadWorld
 from txmq.consumer.group import MEMBERS_MAX, GroupValue, group_in, state_of
+from txmq.consumer.group_rules import ConsumeMode
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeMode
 from txmq.errors import ConsumerGroupFullError, StoreFormatError, TxmqError
 from txmq.ground.clock import Clock
 from txmq.message.message import Message

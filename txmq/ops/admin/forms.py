@@ -10,7 +10,7 @@ from txmq.consumer.group import GroupValue
 from txmq.listeners.remote import Requests
 from txmq.ops.admin.dead_letter_notes import DeadLettersValue
 from txmq.ops.brokers import BrokersValue
-from txmq.publish.delay import DelayValue
+from txmq.publish.delay_service import DelayValue
 from txmq.publish.progress import PublishProgress
 from txmq.store.known import MaintenanceValue
 from txmq.store.set_aside import SetAsideTransactions

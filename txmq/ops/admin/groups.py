@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from txmq.consumer.group import ConsumerGroup, group_in
+from txmq.consumer.group_rules import (
+    EVERY_QUEUE,
+    SHARED,
+    ConsumeMode,
+    GroupState,
+    TopicQueue,
+    replay_of,
+)
 from txmq.consumer.lag import GroupLag, Unreadable, readable_groups
 from txmq.consumer.leases import LeaseWatch, sightings
 from txmq.consumer.offsets import ConsumeFromWhere, StartPoint
-from txmq.consumer.rules import EVERY_QUEUE, SHARED, ConsumeMode, GroupState, TopicQueue, replay_of
 from txmq.errors import (
     CommitConflictError,
     ConfigError,

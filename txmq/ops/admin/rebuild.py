@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.consumer.group import group_in, group_names
-from txmq.consumer.rules import GroupState, TopicQueue
+from txmq.consumer.group_rules import GroupState, TopicQueue
 from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.table import Table
 from txmq.errors import CommitConflictError, CommitRefusedError, TopicNotRebuiltError

@@ -19,11 +19,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from txmq.consumer.group import group_names
+from txmq.consumer.group_rules import ALL
 from txmq.consumer.lag import ConsumerLag, QueueLag, readable_lags
 from txmq.consumer.offsets import ConsumeFromWhere, StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ALL
 from txmq.errors import ConsumerGroupNotFoundError, TopicNotFoundError, TxmqError
 from txmq.ground.clock import SystemClock, timestamp
 from txmq.message.filter import MessageFilter, parse_filter

@@ -1,6 +1,6 @@
 """The door of this room: all that the core asks of Spark, by the protocol that each thing fills.
 
-The core opens it by name (`txmq.ground.sessions.spark_room`). Each function loads its module when
+The core opens it by `txmq.ground.sessions.spark_room`. Each function loads its module when
 it is called, so a job that only sends a DataFrame loads no stream.
 """
 
