@@ -98,7 +98,7 @@ def _latest_time_of_any_clock() -> Sequence[Change]:
     return [
         (delay, "StoreClock", _OwnClock),
         (delay._DelayRound, "_claimed", _LatestTime()),
-        (delay._DelayRound, "_kept_progress", kept),
+        (delay._DelayRound, "_read_progress", kept),
     ]
 
 
