@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.delta.failures import until_committed
 from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import TableSchema
 from txmq.delta.table import Table
@@ -195,13 +196,24 @@ def typed_columns(body: BodySchema) -> pa.Schema:
 def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
     """Make a topic without messages take these bodies: up to two commits.
 
-    Earlier columns stay and are null. Raises: as `check_body_schema`.
+    Earlier columns stay and are null. Each commit is computed anew: messages may come in between.
+
+    Raises: as `check_body_schema`; CommitConflictError.
     """
-    if not check_body_schema(table, topic, body):
-        return
-    if body is not None:
-        table.writer.add_columns(list(body.columns))
-    table.writer.set_properties({BODY_SCHEMA_PROPERTY: "" if body is None else body.to_json()})
+    columns = [] if body is None else list(body.columns)
+
+    def compute() -> bool:
+        """Make the next commit, if there is one to make. Tell whether it was the last one."""
+        if not _must_change(table, topic, body):
+            return True
+        if table.writer.check_columns(columns):
+            table.writer.add_columns(columns)
+            return False
+        table.writer.set_properties({BODY_SCHEMA_PROPERTY: "" if body is None else body.to_json()})
+        return True
+
+    while not until_committed(table, compute):
+        pass
 
 
 def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool:
@@ -210,7 +222,12 @@ def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool
     Raises: BodySchemaConflictError if the topic has messages; StorageError if an earlier column has
         the same name and another type.
     """
-    if body_schema_in(table.refresh()) == body:
+    return _must_change(table.refresh(), topic, body)
+
+
+def _must_change(table: Table, topic: str, body: BodySchema | None) -> bool:
+    """Do as `check_body_schema`, by the pinned version."""
+    if body_schema_in(table) == body:
         return False
     if table.files.all():
         problem = "has messages, so its body schema cannot change; choose another topic"

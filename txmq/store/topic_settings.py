@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
+from txmq.delta.failures import until_committed
 from txmq.errors import BodySchemaError, ConfigError, StoreFormatError, TopicConflictError, shown
 from txmq.message.body_schema import BodySchema, parsed_schema
 from txmq.store.register import Register, Registered
@@ -215,10 +216,7 @@ class TopicRegister:
         self._is_there = self._is_there or self._register.table.exists()
         if not self._is_there:
             return RegisteredTopics()
-        seen = self._register.read()
-        values = seen.value.get("settings", {})
-        settings = {name: TopicSettings.from_value(name, value) for name, value in values.items()}
-        return RegisteredTopics(settings, frozenset(seen.value.get("deleted", ())), seen)
+        return _registered(self._register.read())
 
     def has_news(self) -> bool:
         """Tell whether somebody changed the settings since `read`; looks up one or two file names.
@@ -238,6 +236,32 @@ class TopicRegister:
             "deleted": sorted(after.deleted),
         }
         self._register.swap(after.seen, value, now_ms)
+
+    def change(
+        self,
+        change: Callable[[RegisteredTopics], RegisteredTopics],
+        now_ms: int,
+        attempts: int,
+    ) -> RegisteredTopics:
+        """Replace the newest value by `change` of it, in one commit; the table must be there.
+
+        `change` is called again after each lost race, as `until_committed` says.
+
+        Raises: CommitConflictError, StorageError, StoreFormatError; what `change` raises.
+        """
+
+        def compute() -> RegisteredTopics:
+            after = change(_registered(self._register.read_pinned()))
+            self.swap(after, now_ms)
+            return after
+
+        return until_committed(self._register.table, compute, attempts)
+
+
+def _registered(seen: Registered) -> RegisteredTopics:
+    values = seen.value.get("settings", {})
+    settings = {name: TopicSettings.from_value(name, value) for name, value in values.items()}
+    return RegisteredTopics(settings, frozenset(seen.value.get("deleted", ())), seen)
 
 
 class TopicsValue(TypedDict):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from txmq.delta.checkpoints import checkpoint_path
-from txmq.delta.failures import pause
+from txmq.delta.failures import until_committed
 from txmq.delta.log_files import log_files
 from txmq.delta.pinned import PinnedTable
-from txmq.errors import CommitConflictError, CommitRefusedError, UnsupportedPlaceError, shown
+from txmq.errors import UnsupportedPlaceError, shown
 
 if TYPE_CHECKING:
     from txmq.ground.sessions import DataFrame, SparkSession
@@ -82,18 +82,16 @@ class MarkedTable(PinnedTable):
             CommitConflictError: other writers won FENCE_ATTEMPTS times.
             StorageError: the table cannot be read or written.
         """
-        for attempt in range(FENCE_ATTEMPTS):
-            markers = self.refresh().markers(transaction_ids)
+
+        def compute() -> dict[str, int]:
+            # A write that came first may be a local transaction of these.
+            markers = self.markers(transaction_ids)
             fences = {key: FENCED for key in transaction_ids if key not in markers}
-            try:
-                if fences:
-                    self.commit_marks(fences)
-            except CommitRefusedError:
-                # Another write came first; it may be a local transaction of these.
-                pause(attempt)
-            else:
-                return markers | fences
-        raise CommitConflictError(self.name, f"other writes won {FENCE_ATTEMPTS} times")
+            if fences:
+                self.commit_marks(fences)
+            return markers | fences
+
+        return until_committed(self, compute, FENCE_ATTEMPTS)
 
     @property
     def marker_retention_s(self) -> float | None:

@@ -15,6 +15,7 @@ from tests.kit.reading import topic_rows
 from txmq.consumer.pull import PullConsumer
 from txmq.delta import table_log
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
+from txmq.delta.table_log import TableLog
 from txmq.delta.table_writer import TableWriter
 from txmq.errors import CommitRefusedError
 from txmq.ground.clock import SystemClock
@@ -191,6 +192,31 @@ def test_one_that_another_writer_refuses_tries_again(
     upgrade(old[0], apply=True)
 
     assert schema_versions(old[0]) == {str(SCHEMA_VERSION)}
+
+
+def test_version_that_another_upgrade_raised_meanwhile_is_not_lowered(
+    old: tuple[Store, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = old
+    refresh, op, rivals = TableLog.refresh, store.tables.table_at("op"), iter(["3"])
+    monkeypatch.setattr(table_log, "SCHEMA_VERSION", 3)
+
+    def overtaken(log: TableLog) -> TableLog:
+        """Raise the version between the commit of the column and the next look at the table."""
+        op.reopen()
+        if "signature" in op.log.column_names:
+            for version in rivals:
+                op.writer.set_properties({SCHEMA_VERSION_PROPERTY: version})
+        return refresh(log)
+
+    monkeypatch.setattr(TableLog, "refresh", overtaken)
+
+    upgrade(store, apply=True)
+
+    assert next(rivals, None) is None
+    found = versions(store)
+    assert found.pop("op")[1] == "3"
+    assert {version for _, version in found.values()} == {str(SCHEMA_VERSION)}
 
 
 def test_processes_of_this_txmq_go_on_meanwhile(

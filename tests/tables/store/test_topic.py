@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -8,11 +10,13 @@ from hypothesis import strategies as st
 from tests.kit.builders import transaction_id
 from tests.kit.reading import delta_rs
 from txmq.delta.parquet import write_file
-from txmq.errors import CommitRefusedError
+from txmq.delta.table_writer import TableWriter
+from txmq.errors import BodySchemaConflictError, CommitRefusedError
+from txmq.message.body_schema import BodySchema
 from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
-from txmq.store.topic import TopicLog, offsets_in_order
+from txmq.store.topic import TopicLog, body_schema_in, offsets_in_order, set_body_schema
 
 OP_ID = "op-table"
 
@@ -23,6 +27,11 @@ def visible(*offsets: int, queue: int = 0) -> pa.Table:
         for n in offsets
     ]
     return pa.Table.from_pylist(rows, schema=TOPIC.columns)
+
+
+def body_of(name: str) -> BodySchema:
+    record = {"type": "record", "name": "Body", "fields": [{"name": name, "type": "long"}]}
+    return BodySchema.parse({"encoding": "json", "schema": record})
 
 
 @pytest.fixture
@@ -53,6 +62,44 @@ def test_offsets_outlive_the_messages(topic: TopicLog) -> None:
 
     assert topic.table.files.all() == []
     assert topic.next_offsets([0]) == {0: 2}
+
+
+def test_body_schema_is_refused_where_messages_come_after_its_columns(
+    topic: TopicLog, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = body_of("amount")
+    add_columns, offsets = TableWriter.add_columns, iter([0])
+
+    def overtaken(table: TableWriter, columns: Sequence[pa.Field]) -> None:
+        add_columns(table, columns)
+        store.tables.topic_log("orders", OP_ID).swap(visible(next(offsets)), 1, {0: 1})
+
+    monkeypatch.setattr(TableWriter, "add_columns", overtaken)
+
+    with pytest.raises(BodySchemaConflictError, match="has messages"):
+        set_body_schema(topic.table, "orders", body)
+
+    assert next(offsets, None) is None
+    assert body_schema_in(topic.table.refresh()) is None
+
+
+def test_body_schema_is_set_again_where_another_one_was_faster(
+    topic: TopicLog, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, rival = body_of("amount"), store.tables.topic_log("orders", OP_ID).table
+    set_properties, others = TableWriter.set_properties, iter([body_of("count")])
+
+    def overtaken(table: TableWriter, values: Mapping[str, str]) -> None:
+        for other in others:
+            set_body_schema(rival, "orders", other)
+        set_properties(table, values)
+
+    monkeypatch.setattr(TableWriter, "set_properties", overtaken)
+
+    set_body_schema(topic.table, "orders", body)
+
+    assert body_schema_in(topic.table.refresh()) == body
+    assert {"amount", "count"} <= set(topic.table.log.column_names)
 
 
 def test_of_two_publishers_the_second_is_refused(topic: TopicLog, store: Store) -> None:

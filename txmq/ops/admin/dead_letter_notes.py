@@ -15,13 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.failures import pause
-from txmq.errors import (
-    CommitConflictError,
-    CommitRefusedError,
-    InvalidMessageError,
-    MessageNotFoundError,
-)
+from txmq.delta.failures import until_committed
+from txmq.errors import InvalidMessageError, MessageNotFoundError
 from txmq.ground.clock import timestamp
 from txmq.message.ids import message_address
 from txmq.message.names import check_stored_group
@@ -94,7 +89,7 @@ class DeadLetterNotes:
 
     def __init__(self, store: Store, consumer_group: str) -> None:
         """Open nothing yet; `consumer_group` is a stored name. Raises: InvalidNameError."""
-        self._store, self._group = store, consumer_group
+        self._store = store
         self._name = DEAD_LETTERS + check_stored_group(consumer_group, "consumer_group")
 
     def read(self) -> Notes:
@@ -113,17 +108,12 @@ class DeadLetterNotes:
         Raises: CommitConflictError, StorageError.
         """
         register = self._store.tables.register(self._name, DeadLettersValue, create=True)
-        for attempt in range(self._store.config.commit_attempts):
-            seen = register.read()
-            try:
-                register.swap(seen, _with(seen.value, what, offsets, reason, now_ms), now_ms)
-            except CommitRefusedError:
-                pause(attempt)
-            else:
-                return
-        raise CommitConflictError(
-            f"state of {self._group}", "other operators won every try; try again"
-        )
+
+        def compute() -> None:
+            seen = register.read_pinned()
+            register.swap(seen, _with(seen.value, what, offsets, reason, now_ms), now_ms)
+
+        until_committed(register.table, compute, self._store.config.commit_attempts)
 
 
 def _with(

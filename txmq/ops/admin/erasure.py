@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 
 from txmq.delta.actions import LOG_FOLDER
-from txmq.delta.failures import read_errors
+from txmq.delta.failures import read_errors, until_committed
 from txmq.delta.file_rows import BATCH_BYTES
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.folder import UNFINISHED
@@ -288,16 +288,12 @@ class Erasure:
 
         Log clean-up keeps what the first kept commit names, and an idle table gets no other one.
         """
-        for _ in range(self._store.config.commit_attempts):
-            if table.refresh().version > last:
-                break
-            try:
+
+        def compute() -> None:
+            if table.version <= last:
                 table.writer.remove(())
-            except CommitRefusedError:
-                continue
-            break
-        else:
-            raise CommitConflictError(table.name, "other writers won every try; run it again")
+
+        until_committed(table, compute, self._store.config.commit_attempts)
         reached(FailPoint.FILES_REPLACED)
         table.refresh()
         if max(log_files(table.folder).checkpoints, default=-1) <= last:
@@ -334,15 +330,13 @@ class Erasure:
         rows = {path: count for path, count in counts.items() if count}
         entry = {"at": at, "reason": reason, "messages": rows}
         register = self._store.tables.register("maintenance", MaintenanceValue)
-        for _ in range(self._store.config.commit_attempts):
-            seen = register.read()
+
+        def compute() -> None:
+            seen = register.read_pinned()
             entries = [*seen.value.get(AUDIT, ()), entry][-AUDIT_ENTRIES:]
-            try:
-                register.swap(seen, {**seen.value, AUDIT: entries}, self._clock.now_ms())
-            except CommitRefusedError:
-                continue
-            return
-        raise CommitConflictError("state/maintenance", "other writers won every try; try again")
+            register.swap(seen, {**seen.value, AUDIT: entries}, self._clock.now_ms())
+
+        until_committed(register.table, compute, self._store.config.commit_attempts)
 
 
 def _rewrite(table: Table, files: Sequence[DataFile], chosen: Wanted) -> int:

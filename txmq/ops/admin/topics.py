@@ -424,16 +424,10 @@ class Topics:
 
     def _swap(self, change: Callable[[RegisteredTopics], RegisteredTopics]) -> RegisteredTopics:
         """Swap the register; where another operator was faster, compute the change again."""
+        # What is refused makes no table.
         change(self._store.tables.topic_register().read())
         register = self._store.tables.topic_register(create=True)
-        for _ in range(self._store.config.commit_attempts):
-            try:
-                after = change(register.read())
-                register.swap(after, self._clock.now_ms())
-            except CommitRefusedError:
-                continue
-            return after
-        raise CommitConflictError("state/topics", "other operators won every try; try again")
+        return register.change(change, self._clock.now_ms(), self._store.config.commit_attempts)
 
 
 def _own_topic(topic: object) -> str:

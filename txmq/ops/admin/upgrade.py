@@ -7,13 +7,13 @@ last, so the next run does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from txmq.delta.failures import until_committed
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.delta.table import Table
-from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.ground.results import Plain
 from txmq.store.schemas import OP, SIGNATURE
 from txmq.store.store import Store, check_store
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# Each table has few writers; who is refused so often is told.
-ATTEMPTS = 20
 # The one of stores of txmq 0.1.
 FIRST_VERSION = 1
 
@@ -102,28 +100,43 @@ def upgrade_by(steps: Sequence[Step], store: Store, *, apply: bool) -> UpgradeRe
     return UpgradeResult(store.location, newest, tuple(tables), is_written=apply)
 
 
-def _plan(table: Table, steps: Sequence[Step], newest: int) -> tuple[int, list[Change]]:
-    """Return the schema version of a table, and the changes that it needs."""
+def _plan(
+    table: Table, steps: Sequence[Step], newest: int, added: Collection[str] = ()
+) -> tuple[int, list[Change]]:
+    """Return the schema version of the pinned table, and the changes that it needs.
+
+    The columns in `added` do not count as there: the rest of their change is still to do.
+    """
     properties = table.log.properties()
     version = int(properties[SCHEMA_VERSION_PROPERTY])
-    shape = TableShape(table.schema.name, version, frozenset(table.log.column_names), properties)
+    columns = frozenset(table.log.column_names).difference(added)
+    shape = TableShape(table.schema.name, version, columns, properties)
     return version, changes_of(shape, steps, newest)
 
 
 def _apply(table: Table, steps: Sequence[Step], newest: int) -> None:
-    """Write the changes that a table needs; plan again if another writer was faster."""
-    problem = ""
-    for _ in range(ATTEMPTS):
-        try:
-            for change in _plan(table.refresh(), steps, newest)[1]:
-                table.writer.add_columns(change.columns)
-                table.writer.set_properties(change.properties)
-        except CommitRefusedError as error:
-            problem = str(error)
-            continue
-        return
-    next_step = "stop its writers, then run the upgrade again"
-    raise CommitConflictError(table.name, f"{ATTEMPTS} tries were refused ({problem}); {next_step}")
+    """Write the changes that a table needs, and plan again before each commit.
+
+    Another upgrade may have gone on meanwhile: its version is not to be lowered.
+    """
+    added: set[str] = set()
+
+    def compute() -> bool:
+        """Make the next commit, if there is one to make. Tell whether it was the last one."""
+        _, changes = _plan(table, steps, newest, added)
+        if not changes:
+            return True
+        change = changes[0]
+        if table.writer.check_columns(change.columns):
+            table.writer.add_columns(change.columns)
+            added.update(column.name for column in change.columns)
+            return False
+        table.writer.set_properties(change.properties)
+        added.clear()
+        return len(changes) == 1
+
+    while not until_committed(table, compute):
+        pass
 
 
 # --- steps ----------------------------------------------------------------------------------------
