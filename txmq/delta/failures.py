@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -24,7 +24,6 @@ from txmq.errors import (
     AccessDeniedError,
     BucketNotFoundError,
     ClosedError,
-    CommitConflictError,
     CommitRefusedError,
     ReadOnlyStoreError,
     StorageError,
@@ -357,53 +356,9 @@ _SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
 # --- what is tried again --------------------------------------------------------------------------
 
 READ_ATTEMPTS = 8
-COMMIT_ATTEMPTS = 20
 RETRY_PAUSE_S = 0.01
-# A writer that lost waits no longer than for this attempt: the winner is done long before.
-LONGEST_WAIT_ATTEMPT = 3
 MISSING = "is not there; run txmq init for a new store, or restore it from a backup"
 Result = TypeVar("Result")
-
-
-class Pinned(Protocol):
-    """A table that is pinned to a version, as `Table` and `PinnedTable` are."""
-
-    @property
-    def name(self) -> str:
-        """What errors call the table."""
-
-    def refresh(self) -> object:
-        """Pin the newest version."""
-
-
-def until_committed(
-    table: Pinned, compute: Callable[[], Result], attempts: int = COMMIT_ATTEMPTS
-) -> Result:
-    """Compute from the newest version and commit; do both again after a lost race.
-
-    The promise: the base of a compare-and-swap is what the work was computed from, nowhere a
-    refreshed one. So the table is refreshed here, before each attempt, and nowhere after it:
-    `compute` reads the pinned version, commits on top of it, and never refreshes the table in
-    between. A commit on top of a version that nobody has read would undo what others did.
-
-    Args:
-        table: the table that is committed to.
-        compute: reads, decides and makes one commit at most; what it returns is returned. It is
-            called again from the beginning, so what it does beside the commit must bear that.
-        attempts: so many lost races end the call.
-
-    Raises: CommitConflictError after the last lost race, nothing was written; StorageError where
-        the table cannot be read; what `compute` raises, but for CommitRefusedError.
-    """
-    for attempt in range(attempts):
-        table.refresh()
-        try:
-            return compute()
-        except CommitRefusedError as error:
-            refusal = error
-            pause(min(attempt, LONGEST_WAIT_ATTEMPT))
-    problem = f"other writers were faster {attempts} times; try again"
-    raise CommitConflictError(table.name, problem) from refusal
 
 
 def pause(attempt: int) -> None:

@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
-from txmq.delta.failures import COMMIT_ATTEMPTS
 from txmq.delta.file_rows import FileRows
 from txmq.delta.folder import TableFolder
 from txmq.delta.reading import RowSearch, TableChanges
 from txmq.delta.schemas import TableSchema
 from txmq.delta.table_log import LiveFiles, TableLog
 from txmq.delta.table_writer import TableWriter
+from txmq.delta.until_committed import COMMIT_ATTEMPTS
 
 
 class Table:

@@ -16,13 +16,14 @@ from deltalake import DeltaTable, Field, Schema
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.checkpoints import checkpoint_now, checkpoint_soon
 from txmq.delta.commit_writer import CommitWriter, Passed, new_token
-from txmq.delta.failures import COMMIT_ATTEMPTS, begin_use, pause, translated
+from txmq.delta.failures import begin_use, pause, translated
 from txmq.delta.file_rows import SmallFiles
 from txmq.delta.files import CommitLimits, DataFile, added_file, partition_columns, removed_file
 from txmq.delta.folder import TableFolder
 from txmq.delta.parquet import NewFile, small_file, write_file
 from txmq.delta.schemas import SWEPT_PROPERTY, TableSchema
 from txmq.delta.table_log import LiveFiles, TableLog
+from txmq.delta.until_committed import COMMIT_ATTEMPTS
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.failures import until_committed
 from txmq.delta.files import UnreadableFile
 from txmq.delta.log_files import delete_files
+from txmq.delta.until_committed import until_committed
 from txmq.errors import (
     CommitRefusedError,
     SourceRestoredError,

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from txmq.delta.failures import until_committed
 from txmq.delta.files import DataFile
 from txmq.delta.log_files import begin_anew, newest_version
 from txmq.delta.table import Table
+from txmq.delta.until_committed import until_committed
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,

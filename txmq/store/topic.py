@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.failures import until_committed
 from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import TableSchema
 from txmq.delta.table import Table
+from txmq.delta.until_committed import until_committed
 from txmq.errors import BodySchemaConflictError
 from txmq.message.body_schema import BodySchema, parsed_schema
 from txmq.message.codec import are_erased

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
-from txmq.delta.failures import until_committed
+from txmq.delta.until_committed import until_committed
 from txmq.errors import BodySchemaError, ConfigError, StoreFormatError, TopicConflictError, shown
 from txmq.message.body_schema import BodySchema, parsed_schema
 from txmq.store.register import Register, Registered

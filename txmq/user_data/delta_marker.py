@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from txmq.delta.checkpoints import checkpoint_path
-from txmq.delta.failures import until_committed
 from txmq.delta.log_files import log_files
 from txmq.delta.pinned import PinnedTable
+from txmq.delta.until_committed import until_committed
 from txmq.errors import UnsupportedPlaceError, shown
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.kit.numbers_table import another, numbers_table, rows, stored
 from txmq.delta import failures
-from txmq.delta.failures import until_committed
 from txmq.delta.pinned import PinnedTable
 from txmq.delta.table import Table
+from txmq.delta.until_committed import until_committed
 from txmq.errors import CommitConflictError, CommitRefusedError, StorageError
 from txmq.testing import before_commit
 

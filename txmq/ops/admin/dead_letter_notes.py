@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.failures import until_committed
+from txmq.delta.until_committed import until_committed
 from txmq.errors import InvalidMessageError, MessageNotFoundError
 from txmq.ground.clock import timestamp
 from txmq.message.ids import message_address

@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 
 from txmq.delta.actions import LOG_FOLDER
-from txmq.delta.failures import read_errors, until_committed
+from txmq.delta.failures import read_errors
 from txmq.delta.file_rows import BATCH_BYTES
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.folder import UNFINISHED
 from txmq.delta.log_files import log_files, named_by
 from txmq.delta.table import Table
+from txmq.delta.until_committed import until_committed
 from txmq.errors import (
     BackupError,
     CommitConflictError,

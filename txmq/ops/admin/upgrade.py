@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from txmq.delta.failures import until_committed
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.delta.table import Table
+from txmq.delta.until_committed import until_committed
 from txmq.ground.results import Plain
 from txmq.store.schemas import OP, SIGNATURE
 from txmq.store.store import Store, check_store
