@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.numbers_table import another, numbers_table, rows, stored
-from txmq.delta import failures
+from txmq.delta import until_committed as races
 from txmq.delta.pinned import PinnedTable
 from txmq.delta.table import Table
 from txmq.delta.until_committed import until_committed
@@ -87,7 +87,7 @@ def test_writer_that_always_loses_gives_up_and_has_written_nothing(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[int] = []
-    monkeypatch.setattr(failures, "pause", pauses.append)
+    monkeypatch.setattr(races, "pause", pauses.append)
     rival = another(table)
 
     def compute() -> None:
