@@ -103,7 +103,7 @@ def tell(batch: DataFrame, transaction: Transaction) -> None:
 
 
 def add_up(batch: DataFrame, transaction: Transaction) -> None:
-    """The local transaction: one MERGE that carries the marker of this micro-batch."""
+    """Run the local transaction: one MERGE that carries the marker of this micro-batch."""
     added(batch).createOrReplaceTempView("added")
     # A micro-batch has its own session, and the views are in it.
     with transaction.delta_sql(batch.sparkSession) as sql:

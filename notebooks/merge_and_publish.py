@@ -79,7 +79,7 @@ def ask_about_all() -> tuple[int, int]:
 
 
 def merge(order_id: str, transaction: Transaction) -> None:
-    """The local transaction: one statement that carries the marker of this transaction."""
+    """Run the local transaction: one statement that carries the marker of this transaction."""
     changes = spark.createDataFrame([(order_id, "paid")], "id string, status string")
     changes.createOrReplaceTempView("changes")
     with transaction.delta_sql(spark) as sql:

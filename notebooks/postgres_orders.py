@@ -100,7 +100,7 @@ def ask_about_all() -> tuple[int, int]:
 
 
 def place(order_id: str, amount: int, transaction: Transaction) -> None:
-    """The local transaction."""
+    """Run the local transaction."""
     with connect() as connection, transaction.database(connection):
         connection.execute("INSERT INTO txmq_example_orders VALUES (%s, %s)", [order_id, amount])
 

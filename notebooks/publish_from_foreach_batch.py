@@ -79,7 +79,7 @@ def tell(batch: DataFrame, transaction: Transaction) -> None:
 
 
 def book(batch: DataFrame, transaction: Transaction) -> None:
-    """The local transaction: one write that carries the marker."""
+    """Run the local transaction: one write that carries the marker."""
     die("before the write")
     batch.write.format("delta").mode("append").options(**transaction.delta_options()).save(booked)
     die("after the write")

@@ -53,7 +53,7 @@ orders = f"{folder}/orders"
 
 
 def save_order(order_id: str, transaction_id: str) -> None:
-    """The local transaction: one row in our own table."""
+    """Run the local transaction: one row in our own table."""
     row = spark.createDataFrame(
         [(order_id, transaction_id)], "order_id string, transaction_id string"
     )
@@ -66,12 +66,12 @@ class OrderListener:
     def execute_local_transaction(
         self, message: HalfMessage, argument: object
     ) -> LocalTransactionState:
-        """Called by send_message_in_transaction when the half message is durable."""
+        """Pay; send_message_in_transaction calls this when the half message is durable."""
         save_order(str(argument), message.transaction_id)
         return LocalTransactionState.COMMIT
 
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
-        """Called by the check service when no end came."""
+        """Answer; the check service calls this when no end came."""
         rows = spark.read.format("delta").load(orders)
         found = rows.filter(F.col("transaction_id") == message.transaction_id).count()
         return LocalTransactionState.COMMIT if found else LocalTransactionState.ROLLBACK

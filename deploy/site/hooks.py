@@ -151,7 +151,7 @@ def _linked(text: str, source: str, uri: str) -> str:
 
 
 def _page_of(path: str) -> str:
-    """The page of the site for a file of the clone."""
+    """Return the page of the site for a file of the clone."""
     for uri, source in _SOURCES.items():
         if source == path:
             return uri
@@ -187,7 +187,7 @@ def _api_page(title: str) -> str:
 
 
 def _api_pages() -> dict[str, str]:
-    """A page for each part, one for names that no part has, one for errors."""
+    """Make a page for each part, one for names that no part has, one for errors."""
     homes = _homes()
     placed = {name for names in API.values() for name in names}
     parts = {**API, "More names": tuple(sorted(set(homes) - placed))}
