@@ -53,6 +53,11 @@ house: $(PACKAGES) ## measure the house: modules, rooms, arrows, code lines
 slices: ready ## run short slices of the long stories, and the state machine with many examples
 	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
 
+FOREIGN := tests/tables/test_foreign_input.py
+
+foreign: $(PACKAGES) ## run honest days beside 10,000 rows, properties, marks and files of other programs (FOREIGN_INPUT=n: n)
+	TOKIO_WORKER_THREADS=1 FOREIGN_INPUT=$${FOREIGN_INPUT:-10000} $(BIN)/pytest -n 3 --timeout 0 $(FOREIGN)
+
 places: ready prometheus ## run Spark on S3, over Spark Connect and on a cluster, with a Prometheus, as docs/places.md says
 	PROMETHEUS_FOLDER=$(PROMETHEUS)/usr/bin $(BIN)/pytest tests/places
 	$(MAKE) azure container browser bundle
@@ -107,6 +112,13 @@ $(CONTAINER_BASE):
 	  bookworm $(@D)/root >$(@D)/debootstrap.log
 	tar -C $(@D)/root --exclude='./dev/*' --exclude='./proc/*' -cf $@.part . && mv $@.part $@
 	rm -rf $(@D)/root
+
+HAS_SPIN := command -v spin && command -v gcc
+
+model: $(PACKAGES) ## search the models of docs/model, each with its mends left out (needs spin and gcc; 3 minutes)
+	@{ $(HAS_SPIN); } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends spin gcc libc6-dev; } >/dev/null 2>&1 || true
+	@$(BIN)/python -m tests.kit.model
 
 cluster: ready ## run the part of it that has a Spark cluster of its own
 	$(BIN)/pytest tests/places/test_cluster.py
@@ -199,4 +211,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help house matrix audit docs browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel recipes endurance ready archive clean
+.PHONY: help model house matrix audit docs browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel recipes endurance ready archive clean

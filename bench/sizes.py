@@ -28,6 +28,7 @@ class Sizes:
     verified: int = 10_000_000
     history_commits: int = 50_000
     history_messages: int = 10_000_000
+    gone_processes: int = 100_000
     topics: int = 1_000
 
     def smaller(self, times: int = 10) -> Sizes:
@@ -50,6 +51,7 @@ class Sizes:
             verified=max(1_000, self.verified // times),
             history_commits=max(100, self.history_commits // times**2),
             history_messages=max(10_000, self.history_messages // times**2),
+            gone_processes=max(1_000, self.gone_processes // times),
             topics=max(10, self.topics // times),
         )
 

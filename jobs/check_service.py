@@ -1,4 +1,4 @@
-"""Ask the listeners about due transactions, until SIGTERM.
+"""Ask the listeners about due transactions: one streaming query, until SIGTERM.
 
 spark-submit --properties-file conf/spark-defaults.conf jobs/check_service.py LOCATION [--once]
 """

@@ -5,7 +5,7 @@
 # MAGIC the changes to a second topic. Each message of the first topic counts once in the table and
 # MAGIC is published once to the second topic.
 # MAGIC
-# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
+# MAGIC On a cluster of Databricks: the bundle's wheel, a widget `folder`; see docs/databricks.md.
 # MAGIC Not on serverless compute, whose batches run in another process; and not on S3, where
 # MAGIC delta-rs and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
@@ -37,6 +37,8 @@ try:
     spark  # noqa: B018 - Databricks gives one
 except NameError:
     spark = local_session("consume-change-publish", for_minutes=True)
+    # The job below dies on purpose; a trace of Java would look like a fault.
+    spark.sparkContext.setLogLevel("FATAL")
 
 if "dbutils" in globals():
     folder = f"{dbutils.widgets.get('folder')}/{uuid.uuid4()}"  # noqa: F821

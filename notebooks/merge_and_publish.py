@@ -5,7 +5,7 @@
 # MAGIC only if the MERGE took place. Nobody has to write a listener: the MERGE carries a marker,
 # MAGIC and the `DeltaListener` looks for it.
 # MAGIC
-# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
+# MAGIC On a cluster of Databricks: the bundle's wheel, a widget `folder`; see docs/databricks.md.
 # MAGIC Not on serverless compute, which refuses the marker of a MERGE; not on S3, where delta-rs
 # MAGIC and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
@@ -39,8 +39,11 @@ if "dbutils" in globals():
     folder = f"{dbutils.widgets.get('folder')}/{uuid.uuid4()}"  # noqa: F821
 else:
     folder = tempfile.mkdtemp()
-# By default the check asks after 6 seconds; this notebook does not wait so long.
-store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
+# By default the check asks after 6 seconds, and not about what a process that lives still works
+# on. This notebook does not wait so long, and only plays that its process dies.
+store = Store.create(
+    f"{folder}/store", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+)
 orders = f"{folder}/orders"
 spark.createDataFrame([("1", "open")], "id string, status string").write.format("delta").save(
     orders

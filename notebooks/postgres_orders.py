@@ -8,7 +8,7 @@
 # MAGIC `postgresql://user:password@host:5432/orders`; in Databricks, take it from a secret. The
 # MAGIC notebook makes two tables there if they are missing, `txmq_marker` and
 # MAGIC `txmq_example_orders`.
-# MAGIC Then run `pip install txmq psycopg[binary]`, and run this file with Python.
+# MAGIC Install txmq (docs/install.md) and `psycopg[binary]`, and run this file with Python.
 
 # COMMAND ----------
 
@@ -41,8 +41,11 @@ if not database_url:
     )
 
 folder = tempfile.mkdtemp()
-# By default the check asks after 6 seconds; this notebook does not wait so long.
-store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
+# By default the check asks after 6 seconds, and not about what a process that lives still works
+# on. This notebook does not wait so long, and only plays that its process dies.
+store = Store.create(
+    f"{folder}/store", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+)
 
 # COMMAND ----------
 

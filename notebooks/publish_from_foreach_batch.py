@@ -5,7 +5,7 @@
 # MAGIC payment. Whenever the job dies, each micro-batch is booked once and its messages are visible
 # MAGIC once.
 # MAGIC
-# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
+# MAGIC On a cluster of Databricks: the bundle's wheel, a widget `folder`; see docs/databricks.md.
 # MAGIC Not on serverless compute, whose batches run in another process; and not on S3, where
 # MAGIC delta-rs and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
@@ -35,6 +35,8 @@ try:
     spark  # noqa: B018 - Databricks gives one
 except NameError:
     spark = local_session("publish-from-foreach-batch", for_minutes=True)
+    # The job below dies on purpose; a trace of Java would look like a fault.
+    spark.sparkContext.setLogLevel("FATAL")
 
 if "dbutils" in globals():
     folder = f"{dbutils.widgets.get('folder')}/{uuid.uuid4()}"  # noqa: F821

@@ -32,6 +32,7 @@ from txmq.errors import ConsumerGroupFullError as ConsumerGroupFullError
 from txmq.errors import ConsumerGroupInUseError as ConsumerGroupInUseError
 from txmq.errors import ConsumerGroupNotFoundError as ConsumerGroupNotFoundError
 from txmq.errors import ConsumeTimeoutError as ConsumeTimeoutError
+from txmq.errors import CredentialsExpiredError as CredentialsExpiredError
 from txmq.errors import DifferentMessagesError as DifferentMessagesError
 from txmq.errors import EnvironmentProblemError as EnvironmentProblemError
 from txmq.errors import ErasureRefusedError as ErasureRefusedError

@@ -374,7 +374,11 @@ class LocalTransactionFencedError(LocalTransactionError):
 
     def __init__(self, transaction_id: str, where: str) -> None:
         """Say that it is over; its messages will not be shown."""
-        problem = "the check rolled it back and fenced it; nothing was changed, begin a new one"
+        problem = (
+            "the check rolled it back and fenced it; nothing was changed, begin a new one. It asks "
+            "when the producer is silent for producer_lease_s, and where nobody renews after "
+            "transaction_timeout_s (docs/listeners.md: How long may a local transaction take?)"
+        )
         super().__init__(transaction_id, where, problem)
 
 
@@ -523,20 +527,33 @@ class OffsetOutOfRangeError(TxmqError, ValueError):
 
 
 class TopicRestoredError(OffsetOutOfRangeError):
-    """A topic is not the one that a consumer group has read: it is an older copy, or a new one."""
+    """A topic is not the one that a consumer group has read: an older copy, new, or rebuilt."""
 
-    def __init__(
-        self, topic: str, queue_id: int, *, offset: int, end_offset: int, version: int
+    def __init__(  # noqa: PLR0913 - its facts
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        offset: int,
+        end_offset: int,
+        version: int,
+        is_rebuilt: bool = False,
     ) -> None:
         """Show the next offset of the group, and where the queue ends now.
 
-        `version` is that of the commit that the group followed; the topic has another one, or none.
+        `version` is that of the commit that the group followed. The topic has another one, or none;
+        or it `is_rebuilt` since, so that offsets name other messages.
         """
         super().__init__(topic, queue_id, offset=offset, first_offset=0, end_offset=end_offset)
         self.version = version
+        restored = (
+            f"restored from an older copy or made anew (its commit {version:,} is not the one that "
+            "the group followed)"
+        )
+        rebuilt = f"rebuilt since the group followed it (up to its commit {version:,})"
         text = (
-            f"topic {shown(topic)}, queue {queue_id}: it was restored from an older copy or made "
-            f"anew (its commit {version:,} is not the one that the group followed), so offset "
+            f"topic {shown(topic)}, queue {queue_id}: it was "
+            f"{rebuilt if is_rebuilt else restored}, so offset "
             f"{offset:,} of the group may lie beyond messages that nobody was given (the queue "
             f"ends at {end_offset:,}); say where to go on by `txmq offsets reset` or seek"
         )
@@ -544,17 +561,30 @@ class TopicRestoredError(OffsetOutOfRangeError):
 
 
 class MessagesExpiredError(TxmqError):
-    """Retention was faster than a consumer: messages that it has not read are gone."""
+    """Messages that a consumer has not read are gone: by retention, or by another program."""
 
-    def __init__(
-        self, topic: str, queue_id: int, *, next_offset: int, first_offset: int, missed: int
+    def __init__(  # noqa: PLR0913 - its facts
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        next_offset: int,
+        first_offset: int,
+        missed: int,
+        lost: int = 0,
     ) -> None:
-        """Say where to go on: `missed` messages before `first_offset` are gone."""
+        """Say where to go on: `missed` messages before `first_offset` are gone.
+
+        `lost` is how many the whole topic lost by a program that is not txmq.
+        """
         self.topic, self.queue_id = topic, queue_id
         self.next_offset, self.first_offset, self.missed = next_offset, first_offset, missed
+        self.lost = lost
+        cause = f"another program removed {lost:,} messages of the topic by DELETE or RESTORE"
+        by = f" ({cause}: txmq rebuild-topic brings them back)" if lost else ""
         super().__init__(
             f"topic {shown(topic)}, queue {queue_id}: {missed:,} messages from offset "
-            f"{next_offset:,} on are gone; to go on without them, seek to {first_offset:,}"
+            f"{next_offset:,} on are gone{by}; to go on without them, seek to {first_offset:,}"
         )
 
 
@@ -573,13 +603,13 @@ class ReaderOvertakenError(TxmqError):
 
 
 class CheckpointMismatchError(TxmqError):
-    """The checkpoint of a stream is that of another topic, or of a topic that was made anew."""
+    """The checkpoint of a stream is that of another topic, or the topic is another table now."""
 
     def __init__(self) -> None:
         """Say that each topic and group needs its own."""
         super().__init__(
-            "the checkpoint belongs to another topic, or the topic was made anew; "
-            "use a new checkpoint, as Consumer.checkpoint_location names it"
+            "the checkpoint belongs to another topic, or the topic was made anew or restored to an "
+            "older copy; use a new checkpoint, as Consumer.checkpoint_location names it"
         )
 
 
@@ -630,6 +660,12 @@ class UnsupportedPlaceError(StorageError):
 
 class AccessDeniedError(StorageError):
     """The storage refuses the credentials, or they do not have the right to do this."""
+
+
+class CredentialsExpiredError(AccessDeniedError):
+    """The storage says that the credentials have expired; it did nothing."""
+
+    retryable = True
 
 
 class BucketNotFoundError(StorageError):
@@ -732,12 +768,13 @@ class TopicChangedError(StorageError):
     """A topic became typed while a message was written to it, and the body does not fit."""
 
     def __init__(self, topic: str, transaction_id: str, problem: str) -> None:
-        """Say that it is rolled back; `problem` names a field and never shows the body."""
+        """Say who rolls it back; `problem` names a field and never shows the body."""
         self.topic, self.transaction_id = topic, transaction_id
         text = (
             f"the topic {shown(topic)} got another body schema while transaction "
             f"{shown(transaction_id)} was written, and its body does not fit: {problem}; it is "
-            "rolled back, send bodies that have the schema"
+            "rolled back (with a key by the check, or by end_transaction), send bodies that have "
+            "the schema"
         )
         super().__init__("half", text)
 
@@ -758,7 +795,7 @@ class BodySchemaConflictError(StorageError):
 
 
 class SourceRestoredError(StorageError):
-    """The op log was restored or made anew: its history is not the one already settled."""
+    """A log was restored or made anew: it lacks what was settled, or what a producer wrote."""
 
 
 class BackupError(StorageError):

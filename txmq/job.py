@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from txmq.check.recheck import RecheckResult
+from txmq.check.recheck import RecheckJob, RecheckResult
+from txmq.delta.credentials import VARIABLE, Provider
 from txmq.errors import EnvironmentProblemError
-from txmq.ground.handles import ServiceHandle
+from txmq.ground.handles import ServiceHandle, end_with_spark_submit
 from txmq.ground.results import plain
 from txmq.maintenance.service import MaintenanceResult
 from txmq.message.names import shown_name
@@ -133,12 +134,28 @@ def run_batch_job(
     Raises: SystemExit where somebody must look, as `txmq recheck` and `txmq maintenance` end with
         exit code 1; and TxmqError, so that the scheduler sees it.
     """
-    options = _parser(name, f"txmq {name}: does what is due, then ends").parse_args(arguments)
-    result = make(_opened(options)).run_once()
-    _tell(result)
-    if problem := _problem_of(result):
-        raise SystemExit(f"{problem}; see docs/runbook.md")
-    return 0
+    options = _batch_parser(name).parse_args(arguments)
+    return _run_batch(make(_opened(options)))
+
+
+def run_recheck_job(arguments: Sequence[str] | None = None) -> int:
+    """Parse LOCATION [--config FILE] [--spark] and ask about all due transactions once.
+
+    Args:
+        arguments: those of the command line if left out.
+
+    Returns:
+        The exit code 0.
+
+    Raises: as `run_batch_job`.
+    """
+    name = "recheck"
+    parser = _batch_parser(name)
+    help_text = "with a session, for listeners that answer by a query"
+    parser.add_argument("--spark", action="store_true", help=help_text)
+    options = parser.parse_args(arguments)
+    store = _opened(options)
+    return _run_batch(RecheckJob(store, spark=_session(name) if options.spark else None))
 
 
 def run_verify_job(arguments: Sequence[str] | None = None) -> int:
@@ -164,6 +181,18 @@ def run_verify_job(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _batch_parser(name: str) -> argparse.ArgumentParser:
+    return _parser(name, f"txmq {name}: does what is due, then ends")
+
+
+def _run_batch(service: BatchService) -> int:
+    result = service.run_once()
+    _tell(result)
+    if problem := _problem_of(result):
+        raise SystemExit(f"{problem}; see docs/runbook.md")
+    return 0
+
+
 def _service_parser(name: str) -> argparse.ArgumentParser:
     parser = _parser(name, f"txmq {name}: runs until SIGTERM")
     parser.add_argument("--once", action="store_true", help="do what is due, then end")
@@ -184,6 +213,13 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
         help="in Databricks: a secret scope whose credentials become variables first",
     )
     parser.add_argument(
+        "--credentials",
+        metavar="PROVIDER",
+        default="",
+        choices=["", *Provider],
+        help="who lends the credentials of all locations, for a while: unity-catalog",
+    )
+    parser.add_argument(
         "--log-level", default="info", choices=list(LogLevel), help="from where on logs are shown"
     )
     parser.add_argument(
@@ -194,7 +230,10 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def _opened(options: argparse.Namespace) -> Store:
     log_to_stderr(LogLevel(options.log_level).number, LogFormat(options.log_format))
+    end_with_spark_submit()
     export_secrets(options.secrets, os.environ)
+    if options.credentials:
+        os.environ[VARIABLE] = options.credentials
     return open_store(options.location, options.config)
 
 
@@ -275,7 +314,8 @@ def variable_of(key: str) -> str | None:
 def _secrets() -> Any:
     try:
         runtime = importlib.import_module("databricks.sdk.runtime")
-    except ImportError as error:
+    # The SDK alone, without a workspace, raises the second.
+    except (ImportError, ValueError) as error:
         problem = "there are no secret scopes here: this is not Databricks"
         step = "Leave --secrets out, and set the variables of the cloud's own tools"
         raise EnvironmentProblemError(problem, step) from error

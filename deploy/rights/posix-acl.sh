@@ -4,22 +4,25 @@ set -eu
 STORE=${1:?the folder of the store}
 
 # producer
+mkdir -p "$STORE/renewals"
 setfacl -m g:txmq-producer:x "$STORE"
 setfacl -R -m g:txmq-producer:rX,d:g:txmq-producer:rX "$STORE/half" "$STORE/op" "$STORE/settled" "$STORE/topics" "$STORE/state"
-setfacl -R -m g:txmq-producer:rwX,d:g:txmq-producer:rwX "$STORE/half" "$STORE/op"
+setfacl -R -m g:txmq-producer:rwX,d:g:txmq-producer:rwX "$STORE/half" "$STORE/op" "$STORE/renewals"
 
 # producer that answers checks
 mkdir -p "$STORE/state/remote_orders"
 mkdir -p "$STORE/clock"
+mkdir -p "$STORE/renewals"
 setfacl -m g:txmq-producer-that-answers-checks:x "$STORE" "$STORE/state"
 setfacl -R -m g:txmq-producer-that-answers-checks:rX,d:g:txmq-producer-that-answers-checks:rX "$STORE/half" "$STORE/op" "$STORE/settled" "$STORE/topics" "$STORE/state" "$STORE/clock"
-setfacl -R -m g:txmq-producer-that-answers-checks:rwX,d:g:txmq-producer-that-answers-checks:rwX "$STORE/half" "$STORE/op" "$STORE/state/remote_orders" "$STORE/clock"
+setfacl -R -m g:txmq-producer-that-answers-checks:rwX,d:g:txmq-producer-that-answers-checks:rwX "$STORE/half" "$STORE/op" "$STORE/state/remote_orders" "$STORE/clock" "$STORE/renewals"
 
 # broker
 mkdir -p "$STORE/clock"
+mkdir -p "$STORE/renewals"
 setfacl -m g:txmq-broker:x "$STORE"
 setfacl -R -m g:txmq-broker:rX,d:g:txmq-broker:rX "$STORE"
-setfacl -R -m g:txmq-broker:rwX,d:g:txmq-broker:rwX "$STORE/half" "$STORE/op" "$STORE/settled" "$STORE/topics" "$STORE/state" "$STORE/clock"
+setfacl -R -m g:txmq-broker:rwX,d:g:txmq-broker:rwX "$STORE/half" "$STORE/op" "$STORE/settled" "$STORE/topics" "$STORE/state" "$STORE/clock" "$STORE/renewals"
 
 # consumer
 mkdir -p "$STORE/state/group_billing"

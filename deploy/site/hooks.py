@@ -39,7 +39,7 @@ PARTS = {
     ),
     "Understand": ("architecture.md", "where_to_change.md", "glossary.md"),
 }  # fmt: skip
-FOLDERS = {"Recipes": "recipes", "Decisions": "decisions"}
+FOLDERS = {"Recipes": "recipes", "Model": "model", "Decisions": "decisions"}
 OF_TOP = {"Changes": "CHANGELOG.md", "Contribute": "CONTRIBUTING.md", "Security": "SECURITY.md"}
 API = {
     "Sending": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 from bench.machine import machine_facts
 
 RESULTS = Path(__file__).parent / "results"
+STOP_WAIT_S = 120
+SHOWN_CHARACTERS = 20_000
 Say = Callable[[str], None]
 
 
@@ -69,9 +72,21 @@ class Options:
 def started(command: Sequence[str], log: Any) -> subprocess.Popen[bytes]:
     """A module and its arguments as a process of its own, which writes into `log`."""
     root = Path(__file__).parents[2]
-    return subprocess.Popen(
-        [sys.executable, "-m", *command], stdout=log, stderr=subprocess.STDOUT, cwd=root
-    )
+    # A process that hangs writes where its threads are, when it is aborted.
+    python = [sys.executable, "-X", "faulthandler", "-m"]
+    return subprocess.Popen([*python, *command], stdout=log, stderr=subprocess.STDOUT, cwd=root)
+
+
+def stop(process: subprocess.Popen[bytes], log: Path) -> None:
+    """End it by SIGTERM; one that does not end says in the error where its threads hang."""
+    process.terminate()
+    try:
+        process.wait(STOP_WAIT_S)
+    except subprocess.TimeoutExpired as error:
+        process.send_signal(signal.SIGABRT)
+        process.wait()
+        tail = log.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARACTERS:]
+        raise AssertionError(f"a process did not end within {STOP_WAIT_S} s:\n{tail}") from error
 
 
 def kept_result(story: str) -> dict[str, Any] | None:

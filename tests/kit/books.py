@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 GROUP = "orders-service"
 TOPICS = ("order-paid", "stock-reserved")
 SETTINGS = {
-    # A transaction is due at once, and a lease of a dead process ends soon.
+    # A transaction is due at once, also of a producer that lives, and a lease of a dead process
+    # ends soon.
     "transaction_timeout_s": 0.001,
+    "transaction_renewal_max_s": 0.0,
     "transaction_check_interval_s": 0.001,
     "listener_timeout_s": 0.9,
     "check_lease_s": 1.0,

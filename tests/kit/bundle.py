@@ -43,10 +43,15 @@ def tasks() -> Iterator[tuple[Path, Part, Part]]:
 
 
 def filled(text: str, **given: str) -> str:
-    """A text with the values of its variables: those given, else their defaults."""
+    """A text with the values of its variables: those given, else their defaults.
+
+    What it names of a workspace becomes a folder of this repository.
+    """
     defaults = {name: each.get("default") for name, each in parsed(ROOT_FILE)["variables"].items()}
 
     def value(match: re.Match[str]) -> str:
+        if match[1] == "workspace.file_path":
+            return str(PROJECT)
         return str({**defaults, **given}[match[1].removeprefix("var.")])
 
     return REFERENCE.sub(value, text)

@@ -18,6 +18,7 @@ from txmq.ground.clock import Clock
 from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
 from txmq.ops.admin.topics import Topics
+from txmq.spark.members import OffsetRange, RangeReader
 
 BILLING = "billing"
 QUEUES = 4
@@ -99,6 +100,13 @@ def drained(consumer: PullConsumer, max_messages: int = 32) -> list[ReceivedMess
     while polled := consumer.poll(max_messages, 0):
         messages += polled
     return messages
+
+
+def taken_from(ranges: RangeReader, *limits: int) -> list[OffsetRange]:
+    """Ranges of offsets that the caller has in hand."""
+    taken = ranges.take(*limits)
+    ranges.hand_out(taken)
+    return taken
 
 
 def bodies(messages: Iterable[ReceivedMessage]) -> list[str]:

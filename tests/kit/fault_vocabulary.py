@@ -24,17 +24,22 @@ class Fault(enum.StrEnum):
     OLDER_STORE = "the store is an older copy"
     OLDER_TABLE = "one table is an older copy"
     KEYED_AT_ONCE = "two tries under one key at once"
-    SLOW_LISTENER = "a listener is slow"
-    SLOW_HANDLER = "a handler is slow"
+    USER_CODE = "the user's code is slow or ends between two calls"
     BASE_EXCEPTION = "the user's code raises a BaseException"
     RETENTION = "retention works meanwhile"
     PARKED_TOPIC = "a topic is parked"
     REBUILD = "an operator rebuilds a topic"
+    COMMAND_IN_COMMAND = "a command of an operator comes between two steps of another"
+    CONFIGURATION = "processes have different settings and keys"
+    OTHER_ENGINE = "another engine changes a table"
+    FOREIGN_ROW = "another program appends a row"
+    PAUSE_IN_COMMIT = "a process stands still between two requests of one commit"
+    STORE_BACK = "the store goes back under live processes"
+    WITNESSES = "verify and the doctor look on"
+    SLOW_CHANGE = "a change takes long, and its producer renews it, hangs, or is gone"
     FORK = "a process forks"
 
 
-# These damage the store itself: what it held before may be gone.
-DAMAGE = frozenset([Fault.FILE_EMPTIED, Fault.FILE_REMOVED, Fault.OLDER_STORE, Fault.OLDER_TABLE])
 # Only processes of the system can do these.
 OF_PROCESSES = frozenset([Fault.FORK])
 CLOCK_JUMPS_S = (-86_400, -3_600, -60, 60, 3_600, 86_400)
@@ -51,7 +56,7 @@ WRITTEN_BY = {
     "maintenance": ("half", "op", "settled", "topics/", "state/maintenance"),
     "member": ("half", "op", "state/group_"),
     "inbox": ("effects", "half", "op", "state/group_"),
-    "operator": ("topics/",),
+    "operator": ("half", "op", "topics/", "state/"),
 }
 # The fail points that each of them passes.
 PASSED_BY = {
@@ -79,13 +84,24 @@ PASSED_BY = {
     ),
     "member": (FailPoint.HALF_READY, FailPoint.HALF_COMMITTED, FailPoint.REGISTER_SWAPPED),
     "inbox": (FailPoint.HALF_READY, FailPoint.HALF_COMMITTED, FailPoint.REGISTER_SWAPPED),
-    "operator": (),
+    "operator": (
+        FailPoint.PAYLOAD_WRITTEN, FailPoint.TOPIC_COMMITTED, FailPoint.FILES_MERGED,
+        FailPoint.FILES_REPLACED, FailPoint.REGISTER_SWAPPED,
+    ),
 }  # fmt: skip
-# Where the user's own code runs in a process.
-USER_CODE = {"check": ("listener",), "member": ("handler",), "inbox": ("handler",)}
+# Where the user's own code runs in a process: a member may poll, send back, apply and commit by it.
+_BY_HAND = ("handler", "polled", "sent back", "applied")
+USER_CODE = {
+    "check": ("listener",), "member": _BY_HAND, "inbox": _BY_HAND, "payer": ("prepared", "paid"),
+}  # fmt: skip
 
 
 def places_of(role: str) -> tuple[str, ...]:
     """Every place where a process of this role may be hit."""
     commits = [f"{when} {table}" for table in WRITTEN_BY[role] for when in ("before", "after")]
     return (*commits, *map(str, PASSED_BY[role]), *USER_CODE.get(role, ()))
+
+
+def requests_of(role: str) -> tuple[str, ...]:
+    """Between the requests of one commit: after the look before the put, and after the put."""
+    return tuple(f"{last} {table}" for table in WRITTEN_BY[role] for last in ("looked", "put"))

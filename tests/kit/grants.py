@@ -29,11 +29,15 @@ class Rights(NamedTuple):
     deletes: tuple[str, ...] = ()
 
 
-_BROKER = (*LOGS, "clock")
+# Folders that a store has only once somebody needed them.
+_MADE_LATE = ("clock", "renewals")
+_BROKER = (*LOGS, *_MADE_LATE)
 ROLES: Mapping[str, Rights] = {
-    "producer": Rights(LOGS, ("half", "op")),
+    "producer": Rights(LOGS, ("half", "op", "renewals"), ("renewals",)),
     "producer that answers checks": Rights(
-        (*LOGS, "clock"), ("half", "op", f"state/remote_{GROUP}", "clock"), ("clock",)
+        (*LOGS, "clock"),
+        ("half", "op", f"state/remote_{GROUP}", "clock", "renewals"),
+        ("clock", "renewals"),
     ),
     "broker": Rights(WHOLE, _BROKER, _BROKER),
     "consumer": Rights(LOGS, ("half", "op", f"state/group_{READERS}")),
@@ -128,7 +132,9 @@ def posix_script() -> str:
         "STORE=${1:?the folder of the store}",
     ]
     for role, rights in ROLES.items():
-        made = [named(path, _EXAMPLES) for path in rights.writes if "/" in path or path == "clock"]
+        made = [
+            named(path, _EXAMPLES) for path in rights.writes if "/" in path or path in _MADE_LATE
+        ]
         lines += ["", f"# {role}", *(f'mkdir -p "$STORE/{path}"' for path in made)]
         lines += posix_commands(role, rights)
     return "\n".join(lines) + "\n"

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from shutil import rmtree
+from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
+from weakref import finalize
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -278,13 +281,14 @@ class _MemoryWriter(TableWriter):
         parts = partition_columns(rows, self._schema.partition_by)
         return [self._folder.log.keep(part, values) for values, part in parts]
 
-    def _commit(
+    def _commit(  # noqa: PLR0913, PLR0917 - as in its parent
         self,
         added: Sequence[AddedFile],
         removed: Sequence[RemovedFile],
         marks: Mapping[str, int],
         since: Seen,
         note: str = "",
+        metadata: Mapping[str, Any] | None = None,  # noqa: ARG002 - nobody reads it here
     ) -> int:
         files = [self._named_file(file) for file in added]
         new = NewCommit(added, removed, marks, new_token(), note)
@@ -326,7 +330,10 @@ class MemoryStore(Store):
     """A store whose tables are in memory; its production code is all there."""
 
     def __init__(self, config: Config | None = None, *, clock: Clock | None = None) -> None:
-        super().__init__("/memory", config or Config())
+        # What is no table lies in a folder of a real disk, as the renewals of producers do.
+        folder = mkdtemp(prefix="txmq-memory-")
+        finalize(self, rmtree, folder, ignore_errors=True)
+        super().__init__(folder, config or Config())
         self.disk = Disk(clock)
         self.tables = _MemoryTables(self.location, self.config, self.disk)
         self.tables.create_all()

@@ -19,9 +19,11 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from txmq.delta.pinned import commit_properties
 from txmq.delta.schemas import TableSchema
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.store.config import Config
+from txmq.store.register import REVISION_MARK
 from txmq.store.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC
 from txmq.store.store import Store
 
@@ -279,6 +281,7 @@ class HandMadeStore:
             f"{self.location}/state/{name}",
             pa.Table.from_pylist([row], schema=REGISTER.columns),
             mode="overwrite",
+            commit_properties=commit_properties({REVISION_MARK: 1}),
         )
 
     def _topic_row(self, topic: str, half: Half, op_version: int, life: int) -> dict[str, Any]:

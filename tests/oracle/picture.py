@@ -178,6 +178,8 @@ FOLDED = """
                 'facts', cast(array() AS ARRAY<STRUCT<
                     op_version: BIGINT, ordinal: BIGINT, state: STRING, life: INT>>)),
             (now, claim) -> element_at(transform(array(CASE
+                WHEN claim.life <> now.life AND claim.kind IN ('COMMIT', 'ROLLBACK')
+                    THEN NULL
                 WHEN claim.kind = 'COMMIT' AND now.state = 'PENDING'
                     THEN if(complete AND NOT claim.excused, 'COMMITTED', 'INCOMPLETE')
                 WHEN claim.kind = 'ROLLBACK' AND now.state IN ('PENDING', 'INCOMPLETE')

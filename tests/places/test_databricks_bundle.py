@@ -11,6 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +103,86 @@ def test_published_schema_refuses_a_misspelt_field(
     place["misspelt"] = "x"
 
     assert not published.is_valid(part)
+
+
+# --- the command itself ---------------------------------------------------------------------------
+
+
+class Workspace(BaseHTTPRequestHandler):
+    """Knows who asks, and has each folder."""
+
+    def do_GET(self) -> None:
+        answers = {
+            "/api/2.0/preview/scim/v2/Me": {"userName": "somebody@example.com", "id": "1"},
+            "/api/2.0/workspace/get-status": {"object_type": "DIRECTORY", "object_id": 1},
+            "/api/2.0/permissions/directories/1": {"access_control_list": []},
+        }
+        answer = answers.get(self.path.partition("?")[0])
+        self._answer(answer is not None, answer or {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._answer(self.path.endswith("/mkdirs"), {})
+
+    def _answer(self, is_known: bool, content: Mapping[str, object]) -> None:  # noqa: FBT001 - one of two
+        body = json.dumps(content).encode()
+        self.send_response(200 if is_known else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """What the command says is what counts."""
+
+
+@pytest.fixture(scope="module")
+def workspace() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Workspace) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def validated(workspace: str, folder: Path, *variables: str) -> str:
+    """What `databricks bundle validate` says, on a copy: it writes beside the bundle."""
+    assert COMMAND is not None
+    for part in ("deploy/databricks", "notebooks"):
+        shutil.copytree(bundle.PROJECT / part, folder / part, dirs_exist_ok=True)
+    target, *given = variables
+    command = [COMMAND, "bundle", "validate", "-t", target, *(f"--var={each}" for each in given)]
+    done = subprocess.run(
+        command, cwd=folder / "deploy" / "databricks", capture_output=True, text=True, check=False,
+        env={"DATABRICKS_HOST": workspace, "DATABRICKS_TOKEN": "x", "HOME": str(folder)},
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not COMMAND, reason="the command databricks is not installed")
+def test_command_validates_both_targets(workspace: str, tmp_path: Path) -> None:
+    location = "location=s3://lake/txmq"
+    principal = "11111111-2222-3333-4444-555555555555"
+
+    dev = validated(workspace, tmp_path, "dev", location)
+    prod = validated(
+        workspace, tmp_path, "prod", location, f"principal={principal}", "alerts_to=a@example.com"
+    )
+
+    assert "Validation OK!" in dev
+    assert "error" not in prod.lower()
+    # The command's own warning about folders that every user may write.
+    assert "writable by all" not in prod
+    assert f"/Workspace/Users/{principal}/.bundle/txmq/prod" in prod
+
+
+@pytest.mark.skipif(not COMMAND, reason="the command databricks is not installed")
+@pytest.mark.parametrize("missing", ["principal", "alerts_to"])
+def test_command_refuses_a_production_without_a_principal_or_somebody_who_hears_of_failures(
+    workspace: str, tmp_path: Path, missing: str
+) -> None:
+    given = {"location": "s3://lake/txmq", "principal": "11", "alerts_to": "a@example.com"}
+    del given[missing]
+
+    said = validated(workspace, tmp_path, "prod", *(f"{key}={given[key]}" for key in given))
+
+    assert f"no value assigned to required variable {missing}" in said

@@ -245,6 +245,6 @@ def test_notebook_quickstart_runs_as_it_stands(
     runpy.run_path(str(PROJECT / "notebooks" / "quickstart.py"), {"spark": spark}, "__main__")
 
     said = capsys.readouterr().out
-    assert "order-42" in said
+    assert "order-43" in said
     assert "0 violations" in said
     assert {each for each in rules.refused if "outputTimestampType" not in each} == set()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-import time
+import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.kit.reading import wait_until
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.spark.jars import (
@@ -24,6 +29,7 @@ from txmq.spark.jars import (
     spark_home,
 )
 from txmq.spark.java import home_for_spark, java_options, require_java
+from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.verify import verify
 
@@ -54,8 +60,10 @@ def spark_options() -> list[str]:
     return ["--master", "local[2]", "--jars", jars, *settings]
 
 
-def submit(environment: dict[str, str], job: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [str(spark_home() / "bin" / "spark-submit"), *spark_options()]
+def submit(
+    environment: dict[str, str], job: str, *arguments: str, options: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    command = [str(spark_home() / "bin" / "spark-submit"), *spark_options(), *options]
     return started([*command, str(PROJECT / "jobs" / job), *arguments], environment)
 
 
@@ -114,9 +122,7 @@ def test_terminated_publisher_leaves_a_store_without_violations(
 ) -> None:
     job = run(environment, "publisher.py", store.location)
     send_one(store)
-    deadline_s = time.monotonic() + START_LIMIT_S
-    while not store.topics() and time.monotonic() < deadline_s:
-        time.sleep(0.2)
+    wait_until(store.topics, START_LIMIT_S, "a topic")
 
     job.send_signal(signal.SIGTERM)
     said, _ = job.communicate(timeout=START_LIMIT_S)
@@ -124,6 +130,77 @@ def test_terminated_publisher_leaves_a_store_without_violations(
     # spark-submit's own process is Java, which ends at once; Python ends between two batches.
     assert job.returncode == code, said
     assert verify(store.location).is_clean
+
+
+LISTENER = """
+from txmq import LocalTransactionState
+
+class Shop:
+    def check_local_transaction(self, message):
+        return LocalTransactionState.COMMIT
+"""
+QUERY = "txmq-check-"
+
+
+class SparksPage:
+    """What Spark's own page, which a user looks at, shows of a running job."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.options = ("--conf", f"spark.ui.port={self.port}")
+
+    def batches(self) -> list[dict[str, Any]]:
+        """The jobs of the check service's query; none while there is no page yet."""
+        # While Spark starts it answers by a sentence.
+        with suppress(OSError, json.JSONDecodeError):
+            (application,) = json.loads(self._read("api/v1/applications"))
+            jobs = json.loads(self._read(f"api/v1/applications/{application['id']}/jobs"))
+            return [job for job in jobs if QUERY in job.get("description", "")]
+        return []
+
+    def queries(self) -> str:
+        return self._read("StreamingQuery/")
+
+    def _read(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{path}") as answer:
+            return str(answer.read().decode())
+
+
+def test_check_service_is_one_query_that_sparks_page_shows(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    # No commit for a while: the query goes on, and the orphan is found by one of two roads.
+    store = Store.create(tmp_path / "store", Config(transaction_timeout_s=0.1))
+    (tmp_path / "shop.py").write_text(LISTENER)
+    path = os.pathsep.join((environment["PYTHONPATH"], str(tmp_path)))
+    with_listener = {"PYTHONPATH": path, "TXMQ_LISTENERS": '{shop: "shop:Shop"}'}
+    page, op = SparksPage(), store.tables.op_log()
+
+    job = submit(
+        {**environment, **with_listener}, "check_service.py", store.location, options=page.options
+    )
+    try:
+        wait_until(page.batches, START_LIMIT_S, "a micro-batch")
+        with TransactionProducer(store, producer_group="shop") as producer:
+            transaction = producer.begin_transaction()
+            transaction.send(Message("order-paid", b"42"))
+            transaction.prepare()
+            del transaction
+            wait_until(op.table.log.has_news, START_LIMIT_S, "an answer")
+        seen = len(page.batches())
+        wait_until(lambda: len(page.batches()) > seen, START_LIMIT_S, "another micro-batch")
+        runs, queries = {batch["jobGroup"] for batch in page.batches()}, page.queries()
+    finally:
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=START_LIMIT_S)
+
+    assert len(runs) == 1
+    assert QUERY in queries
+    assert "asked 1, discarded 0" in said
+    assert " INFO DAGScheduler" not in said
+    assert said.count("\n") < 200
 
 
 @pytest.mark.parametrize("run", [run_with_python, submit])

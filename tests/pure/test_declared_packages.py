@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # These parts come with an extra, and say so where it is missing.
 EXTRAS = (
     "spark", "demo", "avro", "database", "http", "java", "metrics", "otel", "pydantic", "trace",
-    "dashboard", "encryption", "testing",
+    "dashboard", "databricks", "encryption", "testing",
 )  # fmt: skip
 # Delta's Python package is a part of delta-spark; a driver is the user's own.
 DRIVERS = {"psycopg", "pymysql"}

@@ -12,10 +12,8 @@ CLOSET_LINES = 120
 FILES_MAX = 23
 # Each small module that one other module imports, and why it is a file all the same.
 CLOSETS = {
-    "txmq.maintenance.orphans": "a step of its own, as compaction and retention are",
     "txmq.ops.admin.forms": "the list of all registers: who makes a new one adds it here",
     "txmq.ops.dashboard.attention": "what the overview adds to the list of needs, no page",
-    "txmq.user_data.s3_log_store": "public: settings of a user's session, beside their jar",
 }
 CLOSETS_MAX = 10
 

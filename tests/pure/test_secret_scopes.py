@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -60,6 +62,17 @@ def test_scope_without_credentials_is_refused_with_the_way_out() -> None:
 
 def test_outside_of_databricks_scopes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "databricks.sdk.runtime", None)
+
+    with pytest.raises(EnvironmentProblemError, match="this is not Databricks"):
+        export_secrets("lake", {})
+
+
+def test_outside_of_databricks_its_sdk_alone_has_no_scopes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("DATABRICKS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
     with pytest.raises(EnvironmentProblemError, match="this is not Databricks"):
         export_secrets("lake", {})

@@ -187,7 +187,7 @@ def test_check_service_that_cannot_start_leaves_no_publisher_behind(
 ) -> None:
     broker = Broker(store, spark=spark)
 
-    def fail() -> None:
+    def fail(**_: bool) -> None:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(broker.check_service, "start", fail)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.stores import fresh_store
-from txmq.check.recheck import RecheckJob
-from txmq.job import run_batch_job, run_broker_job, run_verify_job
+from txmq.job import run_batch_job, run_broker_job, run_recheck_job, run_verify_job
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
@@ -55,10 +54,10 @@ def test_recheck_fails_the_job_where_nobody_can_be_asked(tmp_path: Path) -> None
         # In the second one its pause is not over.
         for _ in range(2):
             with pytest.raises(SystemExit, match=r"no listener .*: shop; see docs/runbook"):
-                run_batch_job("recheck", RecheckJob, [store.location])
+                run_recheck_job([store.location])
         transaction.commit()
 
-    assert run_batch_job("recheck", RecheckJob, [store.location]) == 0
+    assert run_recheck_job([store.location]) == 0
 
 
 def test_maintenance_fails_the_job_where_a_table_failed(store: Store) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from txmq.listeners.protocol import Answered, NotReached, Outcome, Reason, outco
 from txmq.message.lifecycle import ClaimKind, ClaimSource, Standing
 from txmq.message.message import LocalTransactionState
 from txmq.store.config import CheckSettings, Config
-from txmq.store.op import OpRow, op_table
+from txmq.store.op import OpRow, end_life, op_table
 
 _ENDS = {
     LocalTransactionState.COMMIT: ClaimKind.COMMIT,
@@ -39,6 +40,7 @@ _ENDS = {
 }
 # The columns that a claim of the check depends on, beside its outcome.
 _STANDING = ["producer_group", "life", "check_times", "uncounted"]
+_RENEWED = "renewed_ms"
 Ending = Ask | Discard | RollBack | Rearm | Outcome
 
 
@@ -119,7 +121,8 @@ class RoundResult(Sum):
         rolled_back: transactions whose listener answered ROLLBACK.
         unknown: transactions that were asked without a final answer; the check counts.
         unasked: transactions that could not be asked (no listener, no free thread, unreadable, not
-            due yet); they are re-armed, and no check counts.
+            due yet), or whose producer lives and works on them; they are re-armed, and no check
+            counts.
         discarded: transactions that were asked `transaction_check_max` times before (R61).
         never_acknowledged: ordinary messages that were rolled back without a question.
         dropped: due rows whose transaction has an end, is armed by another row, or whose group is
@@ -146,7 +149,13 @@ class RoundResult(Sum):
         return self.committed + self.rolled_back + self.unknown
 
 
-def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Config) -> Actions:
+def actions_of(
+    dues: pa.Table,
+    standings: pa.Table,
+    clock_ms: int,
+    config: Config,
+    renewed_ms: Mapping[str, int] = MappingProxyType({}),
+) -> Actions:
     """Decide about each due row; return the actions in the order of the deadlines.
 
     Args:
@@ -154,9 +163,11 @@ def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Confi
         standings: STANDINGS of the rows of `dues`.
         clock_ms: the clock value by which they are due.
         config: has the check settings of each group.
+        renewed_ms: until when living producers renew their transactions, by id.
     """
     now = standings.rename_columns([f"now_{name}" for name in standings.column_names])
     both = pa.table([*dues.columns, *now.columns], [*dues.column_names, *now.column_names])
+    both = both.append_column(_RENEWED, _renewed_ms(dues["transaction_id"], renewed_ms))
     both = both.sort_by([("deadline_ms", "ascending"), ("transaction_id", "ascending")])
     distinct = DistinctRows.of(
         _without_past(both.drop_columns(["transaction_id", "now_reason"]), clock_ms)
@@ -170,9 +181,16 @@ def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Confi
     return Actions(_with_standing(both.filter(pa.array(kept))), place[kept], decisions)
 
 
+def _renewed_ms(transaction_ids: pa.ChunkedArray, renewed_ms: Mapping[str, int]) -> pa.Array:
+    """Return until when each is renewed; 0 where nobody renews it."""
+    place = pc.index_in(transaction_ids, value_set=pa.array(renewed_ms, pa.string()))
+    until_ms = pa.array(renewed_ms.values(), pa.int64()).take(place.combine_chunks())
+    return pc.fill_null(until_ms, 0)
+
+
 def _without_past(rows: pa.Table, clock_ms: int) -> pa.Table:
     """Replace each past time by now: a rule only asks whether a time is past."""
-    for name in ("deadline_ms", "now_next_check_ms"):
+    for name in ("deadline_ms", "now_next_check_ms", _RENEWED):
         place = rows.schema.get_field_index(name)
         times = pc.if_else(pc.less(rows[name], clock_ms), clock_ms, rows[name])
         rows = rows.set_column(place, name, times)
@@ -183,7 +201,7 @@ def _decision(case: Mapping[str, Any], clock_ms: int, config: Config) -> Decisio
     settings = config.of_group(case["producer_group"])
     now = {name.removeprefix("now_"): case[name] for name in case if name.startswith("now_")}
     due = due_row({**case, "transaction_id": ""})
-    return decide(due, standing_of_row(now), clock_ms, settings)
+    return decide(due, standing_of_row(now), clock_ms, settings, case[_RENEWED])
 
 
 def _first_kept(transaction_ids: pa.ChunkedArray, is_kept: Any) -> Any:
@@ -233,11 +251,12 @@ def claim_of(action: Action, source: ClaimSource, now_ms: int, config: Config) -
     standing, group = action.now.standing, action.producer_group
     row = OpRow("", ClaimKind.UNKNOWN, group, source, now_ms)
     counted = replace(row, life=standing.life, check_times=standing.check_times)
+    end = replace(row, life=end_life(group, standing.life, config))
     match action.decision:
         case Answered(state=state, reason=reason) if state in _ENDS:
-            return replace(row, kind=_ENDS[state], reason=reason)
+            return replace(end, kind=_ENDS[state], reason=reason)
         case RollBack():
-            return replace(row, kind=ClaimKind.ROLLBACK, reason=Reason.NOT_ACKNOWLEDGED)
+            return replace(end, kind=ClaimKind.ROLLBACK, reason=Reason.NOT_ACKNOWLEDGED)
         case Discard():
             return replace(counted, kind=ClaimKind.DISCARD, reason=Reason.CHECK_MAX)
         case _:
@@ -254,8 +273,8 @@ def _rearmed(row: OpRow, action: Action, now_ms: int, settings: CheckSettings) -
             row = replace(row, check_times=action.now.standing.check_times + 1)
         case NotReached(reason=reason):
             pass
-        case Rearm(next_check_timestamp_ms=again_ms):
-            reason = Reason.NOT_DUE
+        case Rearm(next_check_timestamp_ms=again_ms, reason=reason):
+            pass
     return replace(row, next_check_timestamp_ms=again_ms, reason=reason)
 
 

@@ -1,4 +1,8 @@
-"""Finds transactions without an end: an anti-join of the logs in Arrow. Read-only."""
+"""Finds transactions without an end: an anti-join of the logs in Arrow. Read-only.
+
+Due is one that is PENDING and whose deadline has passed: its immunity after the store received its
+head, or the next check that an earlier answer has put off.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,14 @@ from txmq.delta.files import may_hold
 from txmq.delta.log_files import commit_news
 from txmq.delta.table import Table
 from txmq.ground.clock import Clock, SystemClock, affine
-from txmq.ground.columns import DistinctRows, Groups, Integers, flags, integers
+from txmq.ground.columns import DistinctRows, Groups, Integers, flags, integers, sound_rows
 from txmq.listeners.heads import UNREADABLE_ERRORS
 from txmq.message.ids import HEAD_SEQUENCE, transaction_time_ms
 from txmq.message.lifecycle import FINAL_STATES, MISSING, ClaimKind, TransactionState
 from txmq.store.config import Config
+from txmq.store.op import is_of_first_life
 from txmq.store.schemas import MICROSECONDS_UTC
-from txmq.store.settled import last_facts, without_deliveries
+from txmq.store.settled import last_facts
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -97,7 +102,8 @@ class OpenTransactions:
         """Open nothing yet. The store's times are converted to `clock` if it is affine."""
         self._config = store.config
         self._clock = clock
-        self._logs = store.tables.logs()
+        # Nobody is asked about what may have ended.
+        self._logs = store.tables.logs(believes_unknown=True)
         self._half = self._logs.half.table
         self._standings = StandingReader(self._logs, store.config)
 
@@ -120,15 +126,14 @@ class OpenTransactions:
         self._logs.refresh_after_half()
         settled, op = self._logs.settled, self._logs.op
         rows = _readable_rows(self._half)
-        facts = without_deliveries(
-            settled.table.rows.read(settled.table.files.all(), ("transaction_id", "state"))
-        )
+        facts = settled.all_facts(("transaction_id", "state"))
         is_final = pc.is_in(facts["state"], value_set=_FINAL)
         rows = _without(rows, facts.filter(is_final)["transaction_id"])
         claims = op.rows_about(pc.unique(rows["transaction_id"]))
         # A transaction that is settled but open, such as INCOMPLETE, goes through the fold.
         open_ids = facts.filter(pc.invert(is_final))["transaction_id"]
-        ends = _without(claims.filter(pc.is_in(claims["kind"], value_set=_ENDS)), open_ids)
+        is_end = pc.and_(pc.is_in(claims["kind"], value_set=_ENDS), is_of_first_life(claims))
+        ends = _without(claims.filter(is_end), open_ids)
         rows = _without_ended(rows, self._standings.unsettled(ends), claims)
         halves = _halves(rows, self._config)
         still_open = open_ids.filter(pc.is_in(open_ids, value_set=halves["transaction_id"]))
@@ -214,9 +219,8 @@ def _readable_rows(half: Table) -> pa.Table:
             tables.append(half.rows.read([file], _COLUMNS))
         except UNREADABLE_ERRORS as error:
             logger.warning("half file %s cannot be read (%s)", file.path, type(error).__name__)
-    rows = pa.concat_tables(tables)
-    # Written by hand: nobody could end it.
-    return rows.filter(pc.is_valid(rows["transaction_id"]))
+    # What is left out was written by hand, and nobody could end it.
+    return sound_rows(pa.concat_tables(tables), ("transaction_id",))
 
 
 def _without_ended(rows: pa.Table, ends: pa.Table, claims: pa.Table) -> pa.Table:

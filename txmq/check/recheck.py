@@ -151,6 +151,7 @@ class Recheck:
         self._open = OpenTransactions(store, clock)
         self._returning = ReturningGroups(store, checks.groups_here)
         self._quiet_until_ms = -math.inf
+        self._open_until_ms = math.inf
         self.search_s = 0.0
 
     def may_find_more(self) -> bool:
@@ -158,6 +159,15 @@ class Recheck:
         # Before the first search nothing may ask for the time, which may fail.
         is_first = self._quiet_until_ms == -math.inf
         return is_first or self._open.has_news() or self._clock.now_ms() >= self._quiet_until_ms
+
+    @property
+    def open_until_ms(self) -> float:
+        """The last deadline of what was open when the last recheck ended; infinity if none did."""
+        return self._open_until_ms
+
+    def forget(self) -> None:
+        """Know nothing of deadlines until the next recheck."""
+        self._quiet_until_ms, self._open_until_ms = -math.inf, math.inf
 
     def has_returned(self) -> bool:
         """Tell whether a group has a listener again that could not be asked."""
@@ -172,8 +182,8 @@ class Recheck:
         """
         clock_ms = self._clock.now_ms()
         total = RoundResult()
-        # Reset first: after a search that fails, the next call must search again.
-        self._quiet_until_ms = -math.inf
+        # First: after a search that fails, the next call must search again.
+        self.forget()
         while True:
             begun_s = time.monotonic()
             transactions = self._open.read(clock_ms)
@@ -191,6 +201,7 @@ class Recheck:
                 self._returning.done(back)
             # If all were dropped, the next search would find the same.
             if not is_complete or result == RoundResult(dropped=dues.num_rows):
+                self._open_until_ms = _last_deadline_ms(transactions) if is_complete else math.inf
                 if not (is_complete and waits and self._checks.is_asking):
                     return _result(total, transactions, is_complete=is_complete)
                 total += self._checks.finish()
@@ -246,6 +257,12 @@ def _next_deadline_ms(transactions: pa.Table, dues: pa.Table) -> float:
         return -math.inf
     next_us = pc.min(transactions["deadline"].cast(pa.int64())).as_py()
     return math.inf if next_us is None else next_us / 1000
+
+
+def _last_deadline_ms(transactions: pa.Table) -> float:
+    """Return the last deadline of OPEN_TRANSACTIONS; minus infinity if there is none."""
+    last_us = pc.max(transactions["deadline"].cast(pa.int64())).as_py()
+    return -math.inf if last_us is None else last_us / 1000
 
 
 def _result(checks: RoundResult, transactions: pa.Table, *, is_complete: bool) -> RecheckResult:

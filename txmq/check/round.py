@@ -38,7 +38,9 @@ from txmq.message.names import namespace_of, unwrapped
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.logs import EndReader, Resolution
 from txmq.store.register import Register, Registered
+from txmq.store.renewals import RenewalReader
 from txmq.store.store import Store
+from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
@@ -51,6 +53,7 @@ _ASKED = {
     ClaimKind.DISCARD.value: LocalTransactionState.UNKNOWN,
 }
 _COLUMNS = ["transaction_id", "kind", "producer_group", "source", "reason"]
+_FOUND_BY = {ClaimSource.CHECK: "stream", ClaimSource.RECHECK: "recheck"}
 _ASKING = "asking"
 # A token: the holder, its revision, the time.
 _TOKEN = re.compile(r"[^/]*/[^/]*/([0-9]{1,18})", re.ASCII)
@@ -83,8 +86,10 @@ class CheckRound:
         config = store.config
         self._config, self._clock = config, clock
         self._lock = threading.Lock()
-        logs = store.tables.logs()
+        # Nobody is asked about what may have ended.
+        logs = store.tables.logs(believes_unknown=True)
         self._half, self._standings = logs.half, StandingReader(logs, config)
+        self._renewals = RenewalReader(store, StoreClock.of(store, clock))
         hooks = Hooks() if hooks is None else hooks
         self._hooks = CheckHooks(hooks, store)
         remote = partial(remote_asker, store, clock)
@@ -206,7 +211,7 @@ class CheckRound:
         reached(FailPoint.CHECKS_ANSWERED)
         self._claim(done, source)
         result = result_of(done, dropped=dues.num_rows - actions.rows.num_rows, left=left)
-        _log(result)
+        _log(result, source)
         return result
 
     def _claim(self, actions: Actions, source: ClaimSource) -> None:
@@ -220,7 +225,7 @@ class CheckRound:
         owners = dues.select(["transaction_id", "producer_group"]).take(pa.array(first))
         standings = self._standings.of(owners, self._clock.now_ms())
         of_dues = standings.take(pa.array(of_transaction.place))
-        return actions_of(dues, of_dues, clock_ms, self._config)
+        return actions_of(dues, of_dues, clock_ms, self._config, self._renewals.until_ms())
 
     def _asked(self, actions: Actions, source: ClaimSource) -> tuple[Actions, int]:
         """Ask; return the actions of groups that are done, and how many found no room."""
@@ -243,7 +248,7 @@ class CheckRound:
             if done.rows.num_rows:
                 self._claim(done, slow.source)
                 result += result_of(done)
-                _log(result)
+                _log(result, slow.source)
         self._slow = [slow for slow in self._slow if slow.groups]
         self._lease.finish(self._asked_groups, self._clock.now_ms())
         return result
@@ -293,10 +298,13 @@ def _without_groups(dues: pa.Table, groups: Collection[str]) -> pa.Table:
     return dues.filter(pc.invert(is_asked))
 
 
-def _log(result: RoundResult) -> None:
-    logger.info(
-        "asked %d, discarded %d, unasked %d, dropped %d",
-        result.asked, result.discarded, result.unasked, result.dropped,
+def _log(result: RoundResult, source: ClaimSource) -> None:
+    """Say what a round did, and who found its transactions: the deadline join or a recheck."""
+    is_news = result != RoundResult(dropped=result.dropped)
+    logger.log(
+        logging.INFO if is_news else logging.DEBUG,
+        "asked %d, discarded %d, unasked %d, dropped %d; found by the %s",
+        result.asked, result.discarded, result.unasked, result.dropped, _FOUND_BY[source],
     )  # fmt: skip
     for group in sorted(result.unheard_groups):
         logger.warning(

@@ -21,7 +21,7 @@ from txmq.check.round import PATIENCE_S, CheckRound
 from txmq.check.standing import DUE, rounds_of
 from txmq.errors import StorageError
 from txmq.ground.clock import Clock
-from txmq.ground.handles import LOOK_INTERVAL_S, ThreadHandle, is_survivable
+from txmq.ground.handles import LOOK_INTERVAL_S, OfOneProcess, ThreadHandle, is_survivable
 from txmq.ground.sessions import is_connect, spark_room
 from txmq.listeners.hooks import Hook, Hooks
 from txmq.listeners.protocol import CheckListener
@@ -62,24 +62,24 @@ class LogTrigger:
 
     def __init__(self, store: Store, recheck: Recheck, on_due: OnDue) -> None:
         """Look at nothing yet."""
-        self._recheck, self._on_due = recheck, on_due
+        self.recheck, self.on_due = recheck, on_due
         self._trigger_s = store.config.check_trigger_interval_s
 
     def keep_running(self) -> bool:
         """Write late answers; return False, because a recheck reads all open transactions."""
-        self._on_due(DUE.empty_table(), 0)
+        self.on_due(DUE.empty_table(), 0)
         return False
 
     def recheck_interval_s(self) -> float:
         """Return infinity without news, else the trigger interval or ten times a search."""
-        if not self._recheck.may_find_more():
+        if not self.recheck.may_find_more():
             return math.inf
-        return max(self._trigger_s, SEARCHES_IN_A_PAUSE * self._recheck.search_s)
+        return max(self._trigger_s, SEARCHES_IN_A_PAUSE * self.recheck.search_s)
 
     @property
     def is_slow(self) -> bool:
         """Whether searches take so long that they come less often than asked for."""
-        return SEARCHES_IN_A_PAUSE * self._recheck.search_s > self._trigger_s
+        return SEARCHES_IN_A_PAUSE * self.recheck.search_s > self._trigger_s
 
     def stop(self) -> None:
         """Do nothing: nothing runs."""
@@ -90,7 +90,7 @@ ROWS_A_ROUND = 100_000
 FAILED_LOOK_PAUSE_S = 1.0
 
 
-class CheckService:
+class CheckService(OfOneProcess):
     """Asks listeners whether local transactions without an end took place (R52 to R81).
 
     Several services may serve one store; a lease ensures that only one asks at a time.
@@ -150,12 +150,17 @@ class CheckService:
             hooks=self._hooks,
         ).run_once()  # fmt: skip
 
-    def start(self) -> CheckHandle:
+    def start(self, *, rests: bool = False) -> CheckHandle:
         """Start a thread that checks until `stop()`; return its handle.
 
-        The thread runs a recheck at once. With Spark it then runs the deadline join as a stream,
-        starts it again after a failure, and rechecks at least every `recheck_interval_s`. Without
-        Spark it rechecks when a log has news or a deadline has passed.
+        With Spark the thread runs the deadline join as a stream, starts it again after a failure,
+        and rechecks at least every `recheck_interval_s`. It rechecks when a log has news or a
+        deadline has passed while the join comes late, or something is open that it did not see
+        begin; without Spark always.
+
+        Args:
+            rests: let the join rest while rechecks are cheaper, as in a broker that does more than
+                checks (decision 0047); by default its query runs from start to stop.
 
         Commits: for each round one to op and two to the lease; none if nothing is due.
 
@@ -172,7 +177,7 @@ class CheckService:
             self.store, listeners=self.listeners, clock=self._clock, spark=self._spark,
             hooks=self._hooks,
         )  # fmt: skip
-        return CheckHandle(self.store, self._spark, checks, self._clock)
+        return CheckHandle(self.store, self._spark, checks, self._clock, rests=rests)
 
 
 class CheckHandle(ThreadHandle):
@@ -184,16 +189,23 @@ class CheckHandle(ThreadHandle):
     """
 
     def __init__(
-        self, store: Store, spark: SparkSession | None, checks: CheckRound, clock: StoreClock
+        self,
+        store: Store,
+        spark: SparkSession | None,
+        checks: CheckRound,
+        clock: StoreClock,
+        *,
+        rests: bool,
     ) -> None:
         """Call `CheckService.start()` instead."""
         super().__init__("check", store.look_interval_s(LOOK_INTERVAL_S, is_idle=True))
         self._checks, self._clock = checks, clock
         self._recheck = Recheck(store, checks, clock)
+        by_logs = LogTrigger(store, self._recheck, self._on_due)
         self._trigger: Trigger = (
-            LogTrigger(store, self._recheck, self._on_due)
+            by_logs
             if spark is None or is_connect(spark)
-            else spark_room().join_trigger(spark, store, clock, self._recheck, self._on_due)
+            else spark_room().join_trigger(spark, store, clock, by_logs, rests=rests)
         )
         self._needs_recheck = threading.Event()
         self._rechecked_s, self._looked_s = -math.inf, -math.inf
@@ -273,7 +285,13 @@ class CheckHandle(ThreadHandle):
         self.last_error = error
 
     def _end(self) -> None:
-        self._trigger.stop()
+        try:
+            self._trigger.stop()
+        finally:
+            self._close_checks()
+
+    def _close_checks(self) -> None:
+        """Write late answers, which no failure before keeps from being written."""
         try:
             self._checks.close()
         except BaseException as error:  # noqa: BLE001 - `_failed` raises what ends the service

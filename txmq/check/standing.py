@@ -24,6 +24,7 @@ from txmq.ground.columns import (
     integers,
     place_in_group,
 )
+from txmq.listeners.protocol import Reason
 from txmq.message.lifecycle import (
     FINAL_STATES,
     PENDING,
@@ -65,6 +66,7 @@ STANDINGS = pa.schema(
         pa.field("check_times", pa.int32()),
         pa.field("next_check_ms", pa.int64()),
         pa.field("uncounted", pa.int32()),
+        pa.field("must_be_asked", pa.bool_()),
         pa.field("reason", pa.string()),
     ]
 )
@@ -78,9 +80,8 @@ _NONE_MS = np.iinfo(np.int64).min
 def standing_of_row(row: Mapping[str, Any]) -> CheckStanding:
     """Read one row of STANDINGS, for the rules."""
     state, next_ms = TransactionState(row["state"]), row["next_check_ms"]
-    return CheckStanding(
-        Standing(state, row["life"], row["check_times"], next_ms), row["uncounted"]
-    )
+    standing = Standing(state, row["life"], row["check_times"], next_ms)
+    return CheckStanding(standing, row["uncounted"], row["must_be_asked"])
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ class StandingReader:
         settled, op = self._logs.settled, self._logs.op
         beyond = op.between(settled.mark, op.table.version)
         is_beyond = pc.is_in(_kind_key(claims), value_set=_kind_key(beyond))
-        waiting = pa.array(list(self._logs.set_aside()), pa.string())
+        waiting = pc.unique(self._logs.set_aside().counted["transaction_id"])
         waits = pc.is_in(claims["transaction_id"], value_set=waiting)
         return claims.filter(pc.or_(is_beyond, waits))
 
@@ -172,7 +173,7 @@ class StandingReader:
         self, standings: _Standings, ids: pa.Array, places: Integers, groups: dict[int, str]
     ) -> None:
         names = ids.take(pa.array(places)).to_pylist()
-        claims = self._logs.unsettled_claims(names)
+        claims, _ = self._logs.unsettled_claims(names)
         folded = [
             fold(claims[name], Halves(groups[place], 0, 0), standings.standing(place))[0]
             for name, place in zip(names, places.tolist(), strict=True)
@@ -233,16 +234,23 @@ def _checked(standings: _Standings, claims: pa.Table, clock_ms: int, config: Con
     is_pending = standings.state == _CODES[TransactionState.PENDING]
     next_ms = np.where(is_pending, _next_checks_ms(last, count, clock_ms, config), _NONE_MS)
     unknowns = last.filter(pc.equal(last["kind"], ClaimKind.UNKNOWN.value))
-    unasked = np.bincount(integers(unknowns["place"], 0), minlength=count) - (check_times > 0)
+    # A producer that lives for hours makes no later pause longer.
+    unreached = unknowns.filter(pc.not_equal(_reasons(unknowns), Reason.PRODUCER_LIVES.value))
+    unasked = np.bincount(integers(unreached["place"], 0), minlength=count) - (check_times > 0)
     columns = [
         _NAMES.take(pa.array(standings.state)),
         pa.array(standings.life),
         pa.array(check_times),
         pa.array(next_ms, mask=next_ms == _NONE_MS),
         pa.array(np.maximum(unasked, 0)),
+        pa.array(_must_be_asked(armings, count, clock_ms, config)),
         _last_reasons(unknowns, count),
     ]
     return pa.table(dict(zip(STANDINGS.names, columns, strict=True))).cast(STANDINGS)
+
+
+def _reasons(unknowns: pa.Table) -> pa.ChunkedArray:
+    return pc.fill_null(unknowns["reason"], "")
 
 
 def _armings(standings: _Standings, claims: pa.Table) -> pa.Table:
@@ -254,6 +262,24 @@ def _armings(standings: _Standings, claims: pa.Table) -> pa.Table:
     )
     is_arming = pc.is_in(claims["kind"], value_set=pa.array(ARMING_KINDS))
     return claims.filter(pc.and_(is_current, is_arming))
+
+
+def _must_be_asked(armings: pa.Table, count: int, clock_ms: int, config: Config) -> Flags:
+    """Tell which were renewed for so long that they would expire before all their questions.
+
+    Producers that renew one after the other, or settings that differ, keep to no other limit.
+    """
+    renewed = armings.filter(pc.equal(_reasons(armings), Reason.PRODUCER_LIVES.value))
+    distinct = DistinctRows.of(renewed.select(["owner"]))
+    owners = map(config.of_group, distinct.rows["owner"].to_pylist())
+    reserved_s = config.file_reserved_time_h * 3600
+    limits_s = (reserved_s - group.checks_s - group.producer_lease_s for group in owners)
+    limits_ms = distinct.values((round(limit_s * 1000) for limit_s in limits_s), pa.int64())
+    age_ms = pc.subtract(clock_ms, milliseconds_of(renewed["op_timestamp"]))
+    is_late = pc.greater_equal(age_ms, limits_ms)
+    must_be_asked = np.zeros(count, dtype=bool)
+    must_be_asked[integers(renewed.filter(is_late)["place"], 0)] = True
+    return must_be_asked
 
 
 def _next_checks_ms(last: pa.Table, count: int, clock_ms: int, config: Config) -> Integers:
@@ -344,10 +370,14 @@ class DueRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckStanding:
-    """The current standing, and how often the transaction was re-armed since its last check."""
+    """The current standing, and how often the transaction was re-armed since its last check.
+
+    `must_be_asked` says that it was renewed for as long as it may be before it expires.
+    """
 
     standing: Standing = PENDING
     uncounted: int = 0
+    must_be_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,9 +399,10 @@ class RollBack:
 
 @dataclass(frozen=True, slots=True)
 class Rearm:
-    """Set the same deadline again: the row is not due, because the clock was set back."""
+    """Set a deadline again: the clock was set back, or the producer still works on it."""
 
     next_check_timestamp_ms: int
+    reason: Reason = Reason.NOT_DUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +413,13 @@ class Drop:
 Decision = Ask | Discard | RollBack | Rearm | Drop
 
 
-def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettings) -> Decision:
+def decide(
+    due: DueRow,
+    now: CheckStanding,
+    clock_ms: int,
+    settings: CheckSettings,
+    renewed_ms: int = 0,
+) -> Decision:
     """Decide about a due row.
 
     Args:
@@ -390,11 +427,11 @@ def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettin
         now: the current standing of its transaction.
         clock_ms: the clock value by which it is due.
         settings: of its producer group.
+        renewed_ms: until then nobody is asked, because its producer lives and works on it.
     """
     standing = now.standing
-    if standing.state is not TransactionState.PENDING:
-        return Drop()
-    if (due.life, due.check_times) != (standing.life, standing.check_times):
+    is_of_the_past = (due.life, due.check_times) != (standing.life, standing.check_times)
+    if standing.state is not TransactionState.PENDING or is_of_the_past:
         return Drop()
     next_check_ms = standing.next_check_timestamp_ms
     if next_check_ms is None:
@@ -403,6 +440,8 @@ def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettin
         return Rearm(next_check_ms) if next_check_ms == due.deadline_ms else Drop()
     if due.ordinary:
         return RollBack()
+    if renewed_ms > clock_ms and not now.must_be_asked:
+        return Rearm(renewed_ms, Reason.PRODUCER_LIVES)
     if standing.check_times >= settings.transaction_check_max:
         return Discard()
     return Ask(standing.check_times)

@@ -27,6 +27,7 @@ from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
 from txmq.consumer.push import ConsumeResult, ConsumerHandle
 from txmq.delta.failures import process_id
 from txmq.errors import ClosedError, ConcurrentUseError, ConsumeTimeoutError
+from txmq.ground.handles import OfOneProcess
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
@@ -39,7 +40,7 @@ CANCEL_GRACE_S = 5.0
 LOOP_LOOK_S = 0.2
 
 
-class AsyncPullConsumer:
+class AsyncPullConsumer(OfOneProcess):
     """A PullConsumer for coroutines: it works in a thread of its own, never in the event loop.
 
     `async with` joins the group, and leaves it. For one task at a time; several consumers of a

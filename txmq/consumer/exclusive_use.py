@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from txmq.delta.failures import process_id
 from txmq.errors import ClosedError, ConcurrentUseError
@@ -11,44 +12,59 @@ from txmq.errors import ClosedError, ConcurrentUseError
 class ExclusiveUse:
     """Lets one thread at a time use a consumer, in the process that made it, until it is closed.
 
+    Who uses it holds a token, and it is free once the token is gone. So an interrupt (Ctrl-C) at
+    any step leaves it free: what a `with` statement holds goes with the statement, and to take and
+    to release a lock are steps of C, within which no interrupt comes.
+
     Example:
         >>> use = ExclusiveUse()
-        >>> with use:
+        >>> with use.begin():
         ...     print("no other thread is here")
         no other thread is here
     """
 
     def __init__(self) -> None:
         """Bind the consumer to this process."""
-        self._pid, self._is_closed, self._lock = process_id(), False, threading.Lock()
+        self._pid, self._is_closed, self._beginning = process_id(), False, threading.Lock()
+        self._token: weakref.ref[threading.Lock] | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether the consumer was closed, or this process is a fork of the one that made it."""
         return self._is_closed or self._pid != process_id()
 
-    def begin(self) -> None:
-        """Use the consumer until `end`; also for a thread that hands the use to another thread.
+    def begin(self) -> threading.Lock:
+        """Use the consumer as long as the caller holds the token, or until `end`.
 
         Raises: ClosedError; ConcurrentUseError if another thread uses it.
         """
         if self.is_over:
             raise ClosedError("the consumer was closed, or its process was forked; make another")
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUseError
+        token = threading.Lock()
+        try:
+            if self._took_place(token):
+                return token
+        except BaseException:
+            # The traceback of an interrupt holds the token, too.
+            self.end(token)
+            raise
+        raise ConcurrentUseError
 
-    def end(self) -> None:
-        """Let other threads in."""
-        self._lock.release()
+    def _took_place(self, token: threading.Lock) -> bool:
+        with self._beginning:
+            is_free = not self._is_taken
+            self._token = weakref.ref(token) if is_free else self._token
+        return is_free
+
+    @property
+    def _is_taken(self) -> bool:
+        return self._token is not None and self._token() is not None
+
+    def end(self, token: threading.Lock) -> None:
+        """Let other threads in, if they wait for this token."""
+        if self._token is not None and self._token() is token:
+            self._token = None
 
     def close(self) -> None:
         """Let nobody in from now on."""
         self._is_closed = True
-
-    def __enter__(self) -> None:
-        """Begin, as `begin` does."""
-        self.begin()
-
-    def __exit__(self, *_: object) -> None:
-        """End, as `end` does."""
-        self.end()

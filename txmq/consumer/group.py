@@ -20,6 +20,7 @@ from txmq.store.register import Register, SharedValue
 from txmq.store.shapes import AtMost, Name, QueueNumber
 from txmq.store.store import Store
 from txmq.store.tables import CONSUMER_GROUP
+from txmq.store.topic_settings import MAX_QUEUE_NUMS
 
 # A group is one value, which each member reads whole and writes again with each renewal.
 MEMBERS_MAX = 10_000
@@ -45,6 +46,11 @@ class ConsumerGroup(SharedValue[GroupState]):
         """Return when the storage stored what was read or written last; None if it does not say."""
         table = self._register.table
         return table.folder.commit_times_ms().get(table.version)
+
+    @property
+    def rounding_ms(self) -> int:
+        """By how much `changed_ms` may be too late: an object store may keep whole seconds."""
+        return self._register.table.folder.rounding_ms
 
     def check_room(
         self, state: GroupState, member_id: str, mode: ConsumeMode, gone: Collection[str]
@@ -139,7 +145,8 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
     leases_ms = value.get("leases", {})
     return GroupState(
         settings=GroupSettings(ConsumeMode(value["mode"]), dict(value["subscription"])),
-        queues=dict(value["queues"]),
+        # A row for any number was believed once, and numbers of queues never shrink.
+        queues={topic: min(count, MAX_QUEUE_NUMS) for topic, count in value["queues"].items()},
         offsets={reader: dict(_flat(offsets)) for reader, offsets in value["offsets"].items()},
         members={
             name: Membership(epoch, lease_end_ms, leases_ms.get(name, 0))

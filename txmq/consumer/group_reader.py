@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from txmq.consumer.arguments import Subscription, check_reads
 from txmq.consumer.group import group_in
-from txmq.consumer.group_rules import Commits, ConsumeMode, TopicCommit, TopicQueue
+from txmq.consumer.group_rules import Commits, ConsumeMode, TopicQueue
 from txmq.consumer.member import GroupMember
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
@@ -116,7 +116,7 @@ class GroupReader:
         return GroupMember(
             store, group, subscription.settings, subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
-            seen_commits=self._seen_commits,
+            read_in=self._positions.read_in,
             consume_timeout_s=consume_timeout_s or settings.consume_timeout_s,
         )  # fmt: skip
 
@@ -136,10 +136,6 @@ class GroupReader:
 
     def _seen_queues(self) -> dict[str, int]:
         return {topic: reader.queue_count for topic, reader in self._readers.items()}
-
-    def _seen_commits(self, topics: Collection[str]) -> dict[str, TopicCommit]:
-        commits = {topic: self._readers[topic].commit() for topic in topics}
-        return {topic: commit for topic, commit in commits.items() if commit is not None}
 
     # --- what the member has ----------------------------------------------------------------
 
@@ -300,6 +296,8 @@ class GroupReader:
         reader = self._readers[queue.topic]
         if position.next_offset != reader.ends.get(queue.queue_id, 0):
             reader.read(queue.queue_id, position.next_offset)
+            # It may have met a rebuild.
+            self._taking.begin(queue, position)
         return reader.ends.get(queue.queue_id, 0)
 
     def row_bytes(self, queue: TopicQueue, start: int, end: int) -> int:
@@ -389,11 +387,15 @@ class GroupReader:
         """
         positions = {queue: self._positions.get(queue) for queue in offsets}
         epochs = {queue: at.epoch for queue, at in positions.items() if at is not None}
-        refused = self._member.seek({q: (epoch, offsets[q]) for q, epoch in epochs.items()})
+        now = {queue: self._readers[queue.topic].commit for queue in offsets}
+        seen_in = {queue: commit for queue, commit in now.items() if commit is not None}
+        commits = {queue: (epoch, offsets[queue]) for queue, epoch in epochs.items()}
+        refused = self._member.seek(commits, seen_in)
         for queue, position in positions.items():
             if position is not None and queue not in refused:
                 position.move_to(offsets[queue])
                 position.committed, position.is_busy = offsets[queue], False
+                position.read_in = now[queue]
         for queue, position in positions.items():
             if position is None or queue in refused:
                 raise QueueNotOwnedError(queue.topic, queue.queue_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from txmq.consumer.leases import Membership, Sighting, sightings
 from txmq.errors import ConsumerGroupConflictError
@@ -17,6 +17,7 @@ from txmq.errors import ConsumerGroupConflictError
 # The key of the offsets that all members share; in BROADCASTING each member has a key.
 SHARED = ""
 ALL = "*"
+Value = TypeVar("Value")
 
 
 class ConsumeMode(enum.StrEnum):
@@ -63,7 +64,8 @@ Commits = Mapping[TopicQueue, tuple[int, int]]
 # The key of the replays of every queue that has none of its own: no topic has this name.
 EVERY_QUEUE = TopicQueue("", 0)
 _NO_OFFSETS: Offsets = {}
-NO_COMMITS: Mapping[str, TopicCommit] = {}
+Followed = Mapping[TopicQueue, TopicCommit]
+_NO_COMMITS: Followed = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class GroupState:
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
     epoch: int = 0
     seen: Mapping[str, Sighting] = field(default_factory=dict)
-    followed: Mapping[str, Mapping[TopicQueue, TopicCommit]] = field(default_factory=dict)
+    followed: Mapping[str, Followed] = field(default_factory=dict)
 
     # --- questions --------------------------------------------------------------------------
 
@@ -156,9 +158,9 @@ class GroupState:
         """Return the next offsets of a member."""
         return self.offsets.get(self._reader(member_id), _NO_OFFSETS)
 
-    def followed_by(self, member_id: str) -> Mapping[TopicQueue, TopicCommit]:
+    def followed_by(self, member_id: str) -> Followed:
         """Return which commit of its topic each offset of a member is of; not all are known."""
-        return self.followed.get(self._reader(member_id), {})
+        return self.followed.get(self._reader(member_id), _NO_COMMITS)
 
     def is_member(self, me: Owner) -> bool:
         """Tell whether the group has not dropped this member since it joined."""
@@ -190,7 +192,7 @@ class GroupState:
         lease_end_ms: int,
         commits: Commits | None = None,
         busy: Collection[TopicQueue] = (),
-        followed: Mapping[str, TopicCommit] = NO_COMMITS,
+        followed: Followed = _NO_COMMITS,
     ) -> SwapResult:
         """Do all that a member does in one swap.
 
@@ -344,7 +346,7 @@ class GroupState:
         offsets: Commits,
         *,
         may_go_back: bool = False,
-        followed: Mapping[str, TopicCommit] = NO_COMMITS,
+        followed: Followed = _NO_COMMITS,
     ) -> SwapResult:
         """Commit the offsets of a member.
 
@@ -352,7 +354,7 @@ class GroupState:
             me: the member.
             offsets: for each queue the epoch in which the member got it, and the next offset.
             may_go_back: whether an offset may become smaller, as with `seek`.
-            followed: the commit of each topic that the member has followed.
+            followed: the commit of its topic that each offset was read in.
 
         Returns:
             The new state; queues that the member does not have any more are refused.
@@ -370,33 +372,64 @@ class GroupState:
         after = self._with_offsets(reader, {**stored, **moved})._noted(reader, moved, followed)  # noqa: SLF001
         return SwapResult(after._replayed(stored, moved), refused)  # noqa: SLF001
 
-    def reset(self, offsets: Offsets) -> GroupState:
+    def reset(self, offsets: Offsets, read_in: Followed = _NO_COMMITS) -> GroupState:
         """Set other offsets, in BROADCASTING for each member.
 
-        Drops all members: those that live join again.
+        Drops all members: those that live join again. `read_in` is as `followed` of `committed`.
         """
         readers = self.offsets if self.is_broadcasting else (SHARED,)
         after = {name: {**self.offsets.get(name, {}), **offsets} for name in readers}
         changed = self._replayed(self.offsets.get(SHARED, {}), offsets)
-        followed = {
-            reader: {queue: at for queue, at in commits.items() if queue not in offsets}
-            for reader, commits in self.followed.items()
-        }
+        for name in readers:
+            # ruff takes this for a member of another class.
+            changed = changed._noted(name, offsets, read_in)  # noqa: SLF001
         return replace(
-            changed, offsets={**self.offsets, **after}, followed=followed,
+            changed, offsets={**self.offsets, **after},
             members={}, owners={}, epoch=self.epoch + 1,
         )  # fmt: skip
 
-    def put_back(self, first: Offsets) -> GroupState:
-        """Move offsets beyond these back to them, and drop all members."""
+    def undone(self, before: GroupState, queues: Collection[TopicQueue]) -> GroupState:
+        """Undo a reset of these queues; `before` is the state that it changed."""
+        offsets = {
+            reader: _with_those_of(own, before.offsets.get(reader, {}), queues)
+            for reader, own in self.offsets.items()
+        }
+        followed = {
+            reader: _with_those_of(own, before.followed.get(reader, {}), queues)
+            for reader, own in self.followed.items()
+        }
+        changed = self._replayed(self.offsets.get(SHARED, {}), offsets.get(SHARED, {}))
+        return replace(
+            changed, offsets=offsets, followed=followed,
+            members={}, owners={}, epoch=self.epoch + 1,
+        )  # fmt: skip
+
+    def put_back(self, first: Offsets, *, since: int | None = None) -> GroupState:
+        """Move offsets beyond these back to them, and drop all members.
+
+        Those that are of the version `since` of their topic, or of a later one, stay.
+        """
         after = {
-            reader: {queue: min(offset, first.get(queue, offset)) for queue, offset in own.items()}
+            reader: {**own, **self._moved_back(reader, first, since)}
             for reader, own in self.offsets.items()
         }
         if after == self.offsets and not self.members:
             return self
         changed = self._replayed(self.offsets.get(SHARED, {}), after.get(SHARED, {}))
         return replace(changed, offsets=after, members={}, owners={}, epoch=self.epoch + 1)
+
+    def _moved_back(self, reader: str, first: Offsets, since: int | None) -> Offsets:
+        own = self.offsets[reader]
+        return {
+            queue: min(own[queue], offset)
+            for queue, offset in first.items()
+            if queue in own and not self._is_of(reader, queue, since)
+        }
+
+    def _is_of(self, reader: str, queue: TopicQueue, since: int | None) -> bool:
+        """Tell whether the offset of a reader is known to be of a version, or of a later one."""
+        commit = self.followed.get(reader, {}).get(queue)
+        return since is not None and commit is not None and commit.version >= since
 
     def _replayed(self, before: Offsets, after: Offsets) -> GroupState:
         """Count one more replay of each queue in which the group goes back."""
@@ -406,16 +439,14 @@ class GroupState:
         more = {queue: replay_of(self.replays, queue) + 1 for queue in back}
         return replace(self, replays={**self.replays, **more})
 
-    def _noted(
-        self, reader: str, queues: Collection[TopicQueue], commits: Mapping[str, TopicCommit]
-    ) -> GroupState:
+    def _noted(self, reader: str, queues: Collection[TopicQueue], commits: Followed) -> GroupState:
         """Note of which commit of its topic each of these offsets of a reader is.
 
         A commit that is not known takes the place of one that is: that one is of an older offset.
         """
         before = self.followed.get(reader, {})
         after = {queue: at for queue, at in before.items() if queue not in queues}
-        after |= {queue: commits[queue.topic] for queue in queues if queue.topic in commits}
+        after |= {queue: commits[queue] for queue in queues if queue in commits}
         return self if after == before else replace(self, followed={**self.followed, reader: after})
 
     def _with_offsets(self, reader: str, offsets: Offsets) -> GroupState:
@@ -427,6 +458,16 @@ class GroupState:
 def replay_of(replays: Mapping[TopicQueue, int], queue: TopicQueue) -> int:
     """Return how often the group went back in a queue; it is a part of the key of a send-back."""
     return replays.get(queue, replays.get(EVERY_QUEUE, 0))
+
+
+def _with_those_of(
+    now: Mapping[TopicQueue, Value],
+    before: Mapping[TopicQueue, Value],
+    queues: Collection[TopicQueue],
+) -> dict[TopicQueue, Value]:
+    """Return values by queue, but for these queues those of `before`."""
+    others = {queue: value for queue, value in now.items() if queue not in queues}
+    return {**others, **{queue: before[queue] for queue in queues if queue in before}}
 
 
 def _by_queue(queue: TopicQueue) -> tuple[int, str]:

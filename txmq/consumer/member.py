@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from txmq.consumer.group import ConsumerGroup
 from txmq.consumer.group_rules import (
     Commits,
+    Followed,
     GroupSettings,
     GroupState,
     Offsets,
     Owner,
     SwapResult,
-    TopicCommit,
     TopicQueue,
 )
 from txmq.consumer.leases import LeaseWatch, OwnLease
@@ -57,7 +57,7 @@ class HeldQueues:
     offsets: Offsets = field(default_factory=dict)
     surplus: frozenset[TopicQueue] = frozenset()
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
-    followed: Mapping[TopicQueue, TopicCommit] = field(default_factory=dict)
+    followed: Followed = field(default_factory=dict)
 
 
 class GroupMember:
@@ -76,7 +76,7 @@ class GroupMember:
         member_id: the name of the member.
         clock: measures leases; only durations count.
         seen_queues: the numbers of queues that the topics show.
-        seen_commits: the commit of each topic up to which the member has followed it.
+        read_in: the commit of its topic that the offset of each queue was read in.
         consume_timeout_s: a member that has not asked for messages for so long is stuck, and its
             lease ends.
     """
@@ -91,7 +91,7 @@ class GroupMember:
         member_id: str,
         clock: Clock,
         seen_queues: Callable[[], Mapping[str, int]],
-        seen_commits: Callable[[Collection[str]], Mapping[str, TopicCommit]],
+        read_in: Callable[[Collection[TopicQueue]], Followed],
         consume_timeout_s: float,
     ) -> None:
         """Write nothing before `join`."""
@@ -100,7 +100,7 @@ class GroupMember:
         self._starts = GroupStart(store, start, group.retry_topic)
         self._lease_ms = round(store.config.consumer_lease_s * 1000)
         self._catalog, self._seen_queues = TopicCatalog(store), seen_queues
-        self._seen_commits = seen_commits
+        self._read_in = read_in
         self._lock = threading.RLock()
         self._me, self._state, self._held = _NOBODY, GroupState(), HeldQueues()
         self._lease = OwnLease(clock, self._lease_ms)
@@ -179,7 +179,9 @@ class GroupMember:
         stored_ms, self._has_sighted = self._group.changed_ms(), True
         if state.seen and stored_ms is not None:
             at = affine(self._clock).at
-            silent_ms = {name: at(stored_ms) - at(s.since_ms) for name, s in state.seen.items()}
+            # As long as is certain: who is dropped may live, and others get what it has in hand.
+            now_ms = at(stored_ms - self._group.rounding_ms)
+            silent_ms = {name: now_ms - at(s.since_ms) for name, s in state.seen.items()}
             self._watch.note_silence(state.members, silent_ms)
 
     def _sighted(self, state: GroupState) -> GroupState:
@@ -260,8 +262,10 @@ class GroupMember:
             self._asked_s = time.monotonic()
             return self._commit(lambda state: self._swapped(state, commits, busy))
 
-    def seek(self, offsets: Commits) -> frozenset[TopicQueue]:
+    def seek(self, offsets: Commits, seen_in: Followed) -> frozenset[TopicQueue]:
         """Set the offsets of queues of this member, back or forth: one commit.
+
+        `seen_in` is the commit of its topic that each offset is of, as far as it is known.
 
         Returns:
             The queues that were refused, because the member does not have them any more.
@@ -270,9 +274,7 @@ class GroupMember:
         """
         with self._lock:
             return self._commit(
-                lambda state: state.committed(
-                    self._me, offsets, may_go_back=True, followed=self._followed(offsets)
-                )
+                lambda state: state.committed(self._me, offsets, may_go_back=True, followed=seen_in)
             )
 
     def renew_if_late(self) -> None:
@@ -341,12 +343,9 @@ class GroupMember:
         number = self._lease.next_number(state.members[self.member_id])
         result = state.grown(self._queues()).swapped(
             self._me, gone=self._others_gone(state), lease_end_ms=number,
-            commits=commits, busy=busy, followed=self._followed(commits),
+            commits=commits, busy=busy, followed=self._read_in(commits),
         )  # fmt: skip
         return SwapResult(self._with_starts(result.state), result.refused)
-
-    def _followed(self, offsets: Commits) -> Mapping[str, TopicCommit]:
-        return self._seen_commits({queue.topic for queue in offsets})
 
     def _others_gone(self, state: GroupState) -> frozenset[str]:
         return self._watch.gone(state.members) - {self.member_id}

@@ -24,7 +24,7 @@ from txmq.ground.clock import milliseconds, moment_problem, timestamp
 from txmq.ground.columns import integers
 from txmq.message.names import topic_in_namespace
 from txmq.store.store import Store
-from txmq.store.topic import OFFSET_MARK
+from txmq.store.topic import OFFSET_MARK, queue_ends
 
 OffsetsByTopic = Mapping[str, Mapping[int, int]]
 
@@ -159,8 +159,8 @@ class TopicOffsets:
         self._table = table if table.exists() else None
 
     def queue_count(self) -> int:
-        """Return one more than the highest queue that has messages."""
-        return 0 if self._table is None else queue_count(self._table)
+        """Return one more than the highest queue that has got messages."""
+        return 0 if self._table is None else 1 + max(ends_of(self._table), default=NONE)
 
     def end(self, queues: Iterable[int]) -> dict[int, int]:
         """Return the offset that the next message of each queue will get; retention keeps it."""
@@ -190,10 +190,9 @@ class TopicOffsets:
         return {queue: offsets.get(queue, end) for queue, end in ends.items()}
 
 
-def queue_count(table: Table) -> int:
-    """Return one more than the highest queue that has messages in this version."""
-    highest = (span.high for span in table.files.ranges("queue_id"))
-    return 1 + max((high for high in highest if high is not None), default=NONE)
+def ends_of(table: Table) -> dict[int, int]:
+    """Return the next offset of each queue that has got messages up to this version."""
+    return queue_ends(table.log.marks(OFFSET_MARK))
 
 
 def end_offset(table: Table, queue_id: int) -> int:

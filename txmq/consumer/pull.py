@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,9 +32,10 @@ from txmq.consumer.offsets import (
 )
 from txmq.consumer.push import ConsumeResult, ConsumerHandle, MessagePush
 from txmq.consumer.send_back import FailedMessage, SendsBack
-from txmq.consumer.taking import first_offsets
+from txmq.consumer.taking import QueueMessage, first_handed, first_offsets
 from txmq.errors import QueueNotOwnedError
 from txmq.ground.clock import Clock, SystemClock
+from txmq.ground.handles import OfOneProcess
 from txmq.listeners.hooks import Hook, Hooks
 from txmq.message.codec import BodyCodec, reading_codec
 from txmq.message.names import topic_in_namespace, unwrapped
@@ -41,7 +43,7 @@ from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
 
-class MovableMember:
+class MovableMember(OfOneProcess):
     """The half of PullConsumer that moves it in its queues; `PullConsumer` sets the attributes."""
 
     store: Store
@@ -65,7 +67,7 @@ class MovableMember:
 
         Raises: InvalidNameError, ConfigError, ClosedError, ConcurrentUseError.
         """
-        with self._use:
+        with self._use.begin():
             self._reader.pause(self._subscribed(topic), checked_queue(queue_id))
 
     def resume(self, topic: str, queue_id: int | None = None) -> None:
@@ -77,7 +79,7 @@ class MovableMember:
 
         Raises: InvalidNameError, ConfigError, ClosedError, ConcurrentUseError.
         """
-        with self._use:
+        with self._use.begin():
             self._reader.resume(self._subscribed(topic), checked_queue(queue_id))
 
     def seek(self, topic: str, queue_id: int, offset: int) -> None:
@@ -94,7 +96,7 @@ class MovableMember:
         Raises: OffsetOutOfRangeError, QueueNotOwnedError, InvalidNameError, ConfigError,
             ClosedError, ConcurrentUseError, StorageError.
         """
-        with self._use:
+        with self._use.begin():
             queue = self._owned(self._subscribed(topic), queue_id)
             offsets = TopicOffsets(self.store, queue.topic)
             first, end = offsets.first([queue_id])[queue_id], offsets.end([queue_id])[queue_id]
@@ -114,7 +116,7 @@ class MovableMember:
         Raises: ConfigError, QueueNotOwnedError, InvalidNameError, ClosedError, ConcurrentUseError,
             StorageError.
         """
-        with self._use:
+        with self._use.begin():
             stored, at_ms = self._subscribed(topic), moment_ms(moment)
             self._reader.keep_up()
             offsets = TopicOffsets(self.store, stored).at(self._reader.queues_of(stored), at_ms)
@@ -292,16 +294,22 @@ class PullConsumer(MovableMember):
             StorageError: a table cannot be read or written.
         """
         check_poll(max_messages, timeout_s)
-        with self._use:
-            polled = self._reader.poll(max_messages, timeout_s, stopping=stopping)
-        return [message for _, message in polled]
+        polled: list[QueueMessage] = []
+        try:
+            with self._use.begin():
+                polled = self._reader.poll(max_messages, timeout_s, stopping=stopping)
+            return [message for _, message in polled]
+        except BaseException:
+            # An interrupt keeps them from the caller, whose next commit would pass them.
+            self._reader.give_again(first_handed(polled))
+            raise
 
     def give_again(self, messages: Iterable[ReceivedMessage]) -> None:
         """Have messages that `poll` handed out handed out again, with those behind them; 0 commits.
 
         Raises: ClosedError, ConcurrentUseError.
         """
-        with self._use:
+        with self._use.begin():
             self._reader.give_again(self._places(messages))
 
     def _places(self, messages: Iterable[ReceivedMessage]) -> dict[TopicQueue, int]:
@@ -329,7 +337,7 @@ class PullConsumer(MovableMember):
 
         Raises: ClosedError, ConcurrentUseError, StorageError.
         """
-        with self._use:
+        with self._use.begin():
             result = self._reader.commit(self._places(unhandled))
         return CommitResult(
             {self._shown(queue): offset for queue, offset in result.offsets.items()},
@@ -354,7 +362,7 @@ class PullConsumer(MovableMember):
 
         Raises: as `SendBack.send_back`; ClosedError, ConcurrentUseError.
         """
-        with self._use:
+        with self._use.begin():
             queue = TopicQueue(self._stored(message.topic), message.queue_id)
             replay = replay_of(self._reader.replays, queue)
             self._reader.send_back([FailedMessage(message, reason, delay_level, replay)])
@@ -411,7 +419,7 @@ class PullConsumer(MovableMember):
         Raises: ConfigError for a handler that cannot be called; as `poll` and `send_back`.
         """
         push = self._push(handler)
-        with self._use:
+        with self._use.begin():
             return push.drain()
 
     def _push(self, handler: Handler | None) -> MessagePush:
@@ -435,13 +443,19 @@ class PullConsumer(MovableMember):
 
         Raises: ConfigError, ClosedError, ConcurrentUseError.
         """
-        push = self._push(handler)
-        self._use.begin()
-        self._handle = ConsumerHandle(self.consumer_group, push, self._end_push)
-        self._handle.begin()
-        return self._handle
+        push, use = self._push(handler), self._use.begin()
+        handle = ConsumerHandle(self.consumer_group, push, partial(self._end_push, use))
+        try:
+            self._handle = handle
+            handle.begin()
+        except BaseException:
+            # It may run all the same; then `close` stops it.
+            if not handle.is_alive:
+                self._use.end(use)
+            raise
+        return handle
 
-    def _end_push(self, has_failed: bool) -> None:  # noqa: FBT001 - the one argument
+    def _end_push(self, use: threading.Lock, has_failed: bool) -> None:  # noqa: FBT001 - the one argument
         """Commit what the thread has handled, and let other threads in."""
         try:
             self._reader.commit()
@@ -449,7 +463,7 @@ class PullConsumer(MovableMember):
                 # Else its lease would keep the queues from other members.
                 self._reader.leave()
         finally:
-            self._use.end()
+            self._use.end(use)
 
     # --- ending -----------------------------------------------------------------------------
 
@@ -465,7 +479,7 @@ class PullConsumer(MovableMember):
             return
         if self._handle is not None:
             self._handle.stop()
-        with self._use:
+        with self._use.begin():
             self._use.close()
             self._reader.leave()
 

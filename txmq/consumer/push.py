@@ -1,7 +1,7 @@
 """Push the messages of a member to a handler, and commit what was handled.
 
-A thread pushes while it holds a lock, but for the calls of the handler. So another thread can give
-up a call that hangs: it sends the message back and goes on with what is behind it.
+While the handler has a message, another thread may give up its call: it sends the message back and
+goes on with what is behind it. A lock says which of the two is first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import TopicQueue, replay_of
 from txmq.consumer.handlers import MessageHandler, RunEndedError
 from txmq.consumer.send_back import FailedMessage
-from txmq.consumer.taking import QueueMessage, first_offsets
+from txmq.consumer.taking import QueueMessage, first_handed, first_offsets
 from txmq.errors import ConsumerGroupConflictError, ConsumeTimeoutError, TxmqError
 from txmq.ground.clock import Clock, elapsed_ms
 from txmq.ground.handles import ThreadHandle, is_survivable
@@ -153,20 +153,27 @@ class MessagePush:
         self._lock = threading.Lock()
         self._call: _Call | None = None
         self._hanging = 0
+        # What `drain` was handed out, until all of it was handled or given again.
+        self._polled: Sequence[QueueMessage] = ()
         self._given_up: Callable[[ConsumeResult], object] = self._leave
         self._watch: _HangingLook | None = None
 
     def drain(self) -> ConsumeResult:
         """Push all that is visible, then commit; see `PullConsumer.run_once`."""
         total = ConsumeResult()
-        with self._lock:
-            try:
-                while messages := self._reader.poll(PUSH_MESSAGES, 0.0, is_all_handled=True):
-                    total += self._drained(messages)
-            finally:
-                self.end()
-                self._reader.commit()
+        try:
+            while self._poll_all():
+                total += self._drained(self._polled)
+        finally:
+            # An interrupt keeps them from the handler, and the commit would pass them.
+            self._reader.give_again(first_handed(self._polled))
+            self.end()
+            self._reader.commit()
         return total
+
+    def _poll_all(self) -> bool:
+        self._polled = self._reader.poll(PUSH_MESSAGES, 0.0, is_all_handled=True)
+        return bool(self._polled)
 
     def _drained(self, messages: Sequence[QueueMessage]) -> ConsumeResult:
         batch = Batch(messages, self._reader.replays)
@@ -181,17 +188,16 @@ class MessagePush:
 
         Raises: CallGivenUpError if another thread has taken over.
         """
-        with self._lock:
-            messages = self._reader.poll(
-                PUSH_MESSAGES, PUSH_POLL_S, stopping=stopping, is_all_handled=True
-            )
-            batch = Batch(messages, self._reader.replays)
-            try:
-                self._push(batch, stopping)
-            except RunEndedError:
-                # What was handled before counts.
-                stopping.set()
-            return batch.result
+        messages = self._reader.poll(
+            PUSH_MESSAGES, PUSH_POLL_S, stopping=stopping, is_all_handled=True
+        )
+        batch = Batch(messages, self._reader.replays)
+        try:
+            self._push(batch, stopping)
+        except RunEndedError:
+            # What was handled before counts.
+            stopping.set()
+        return batch.result
 
     def go_on_by(self, given_up: Callable[[ConsumeResult], object]) -> None:
         """Have this called after a call was given up; else the member leaves its group."""
@@ -221,25 +227,35 @@ class MessagePush:
             # Whoever gave the call up has done this.
             if not batch.is_given_up:
                 reader.give_again(batch.unhandled())
+            self._polled = ()
 
     def _serve(self, batch: Batch, message: ReceivedMessage) -> None:
-        """Call the handler without the lock. Raises: CallGivenUpError."""
-        reader = self._reader
+        """Call the handler. Raises: CallGivenUpError."""
         self._begin_watch()
-        call = self._call = _Call(batch, message, elapsed_ms(self._clock))
-        self._lock.release()
+        call = _Call(batch, message, elapsed_ms(self._clock))
         try:
+            self._call = call
             failure = self._handler.failure_of(message)
         finally:
-            self._lock.acquire()
-            self._hanging -= batch.is_given_up
-            # After a call that was given up it is that of another thread.
-            self._call = self._call if batch.is_given_up else None
+            interrupt: BaseException | None = None
+            # No call of a function here: an interrupt would come within it.
+            while not call.is_over:
+                try:
+                    # Where the call is being given up, this waits for the end of that.
+                    with self._lock:
+                        self._hanging -= batch.is_given_up
+                        # After a call that was given up it is that of another thread.
+                        self._call = self._call if batch.is_given_up else None
+                        call.is_over = True
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    interrupt = error
+            if interrupt is not None:
+                raise interrupt
         if batch.is_given_up:
             raise CallGivenUpError
         # A message whose handler was interrupted is handed out again.
         if not call.is_failed:
-            batch.finish(failure, reader.is_owned)
+            batch.finish(failure, self._reader.is_owned)
 
     # --- calls that hang --------------------------------------------------------------------
 
@@ -256,14 +272,10 @@ class MessagePush:
         call = self._call
         if call is None or elapsed_ms(self._clock) - call.begun_ms < self._timeout_s * 1000:
             return
-        # Where the lock is taken, the handler has come back meanwhile.
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
+        with self._lock:
+            # The handler may have come back meanwhile.
             if self._call is call:
                 self._give_up(call)
-        finally:
-            self._lock.release()
 
     def _give_up(self, call: _Call) -> None:
         reader, batch = self._reader, call.batch
@@ -315,6 +327,7 @@ class _Call:
     message: ReceivedMessage
     begun_ms: int
     is_failed: bool = False
+    is_over: bool = False
 
 
 class Batch:

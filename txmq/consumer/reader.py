@@ -26,10 +26,10 @@ from txmq.consumer.offsets import (
     POSITION_COLUMNS,
     UNREADABLE,
     end_offset,
+    ends_of,
     live_offsets,
     lowest_offset,
     may_hold,
-    queue_count,
 )
 from txmq.delta.files import FilePart
 from txmq.delta.folder import TableFolder
@@ -44,11 +44,18 @@ from txmq.errors import (
     TopicRestoredError,
 )
 from txmq.ground.clock import milliseconds
-from txmq.ground.columns import Integers, integers
+from txmq.ground.columns import Integers, integers, sound_rows
 from txmq.message.codec import BodyCodec, are_erased
 from txmq.message.received import MESSAGE_COLUMNS, MessageRows
+from txmq.store.known import lost_by_others
 from txmq.store.store import Store
-from txmq.store.topic import OFFSET_MARK, REBUILD_MARK
+from txmq.store.topic import (
+    REBUILD_MARK,
+    MovedOffsets,
+    TopicLog,
+    moved_offsets,
+    queue_ends,
+)
 
 RUN_ROWS = 1024
 # The bodies of smaller files are read together with their offsets.
@@ -103,6 +110,7 @@ class TopicReader:
     Attributes:
         topic: the stored name of the topic.
         ends: the next offset of each queue, as far as `look` has followed the log.
+        commit: the commit up to which the log was followed; None if it is not there any more.
         failure: why `follow` could not follow the log the last time.
     """
 
@@ -126,7 +134,8 @@ class TopicReader:
         self._hints: dict[int, FilePart] = {}
         self._rows = PartRows(message_filter)
         self._failed: dict[str, tuple[float, StorageError]] = {}
-        self._commit: TopicCommit | None = None
+        self.commit: TopicCommit | None = None
+        self._moved = MovedOffsets(0, {})
         self._checked: set[TopicCommit] = set()
 
     # --- following the log ------------------------------------------------------------------
@@ -170,8 +179,10 @@ class TopicReader:
             if news is None or news.has_removed or REBUILD_MARK in news.marks:
                 self._plan()
                 break
-            self._version += 1
             self._add(news)
+            self.commit = _commit_of(self._version + 1, news.sha256)
+            # Last: what an interrupt keeps from being added is added by the next look.
+            self._version += 1
         return is_new
 
     def look_closely(self) -> None:
@@ -193,9 +204,7 @@ class TopicReader:
 
     def _add(self, news: CommitNews) -> None:
         self._parts += sorted(news.added, key=lowest_offset)
-        for name, number in news.marks.items():
-            if name.startswith(OFFSET_MARK):
-                self.ends[int(name.removeprefix(OFFSET_MARK))] = number
+        self.ends |= queue_ends(news.marks)
 
     def _plan(self) -> None:
         """Read all live files of the newest version, and the next offset of each queue."""
@@ -205,16 +214,18 @@ class TopicReader:
             self._forget_all()
             return
         parts = sorted(self._table.files.parts(POSITION_COLUMNS), key=lowest_offset)
-        queues = {*range(queue_count(self._table)), *self.ends}
-        ends = {queue: end_offset(self._table, queue) for queue in queues}
+        ends = {**dict.fromkeys(self.ends, 0), **ends_of(self._table)}
+        version, moved = self._table.version, moved_offsets(self._table)
         # All at once: after an error in between, the log would seem to be followed.
-        self._version, self._parts, self._hints, self.ends = self._table.version, parts, {}, ends
+        self.commit = topic_commit(self._table.folder, version)
+        self._version, self._parts, self._hints, self.ends = version, parts, {}, ends
+        self._moved = moved
 
     def _forget_all(self) -> None:
         self._table = self._store.tables.table_at(f"topics/{self.topic}")
         self._version = NONE
         self.ends, self._parts, self._hints = {}, [], {}
-        self._commit, self._checked = None, set()
+        self.commit, self._checked = None, set()
         self._rows.forget()
 
     def forget_before(self, offsets: Mapping[int, int]) -> None:
@@ -264,6 +275,7 @@ class TopicReader:
         is_in = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
         chosen = rows.filter(pc.and_(is_in, pc.equal(rows["queue_id"], queue_id)))
         names = ("queue_offset", *PLACE_COLUMNS)
+        chosen = sound_rows(chosen, names)
         numbers, ids, moments = (chosen[name].to_pylist() for name in names)
         return list(zip(numbers, ids, map(milliseconds, moments), strict=True))
 
@@ -362,53 +374,49 @@ class TopicReader:
         parts = self._table.files.parts(POSITION_COLUMNS)
         first = live_offsets(parts, self._table, {queue_id: offset}).get(queue_id, end)
         if first > offset:
+            lost = lost_by_others(self._store, TopicLog(self.topic, self._table, ""))
             raise MessagesExpiredError(
                 self.topic, queue_id,
-                next_offset=offset, first_offset=first, missed=first - offset,
+                next_offset=offset, first_offset=first, missed=first - offset, lost=lost,
             )  # fmt: skip
 
     # --- the history of the topic -----------------------------------------------------------
 
-    def commit(self) -> TopicCommit | None:
-        """Return the commit up to which the log was followed; None if it is not there any more.
-
-        Costs one small file where the log has grown since the last call. Raises: StorageError.
-        """
-        if self._version == NONE:
-            return None
-        if self._commit is None or self._commit.version != self._version:
-            self._commit = self._newest_commit()
-        if self._commit is not None:
-            self._checked.add(self._commit)
-        return self._commit
-
-    def _newest_commit(self) -> TopicCommit | None:
-        try:
-            return topic_commit(self._table.folder, self._version)
-        except (StorageError, OSError):
-            # Offsets of other topics are committed with those of this one.
-            if self._commit is None:
-                raise
-            return self._commit
+    def has_moved_since(self, commit: TopicCommit) -> bool:
+        """Tell whether a rebuild after a commit has given offsets to other messages."""
+        return commit.version < self._moved.version
 
     def check_follows(self, commit: TopicCommit, queue_id: int, offset: int) -> None:
-        """Check that the topic has the commit that an offset is of; once for each commit.
+        """Check that an offset is the one that it was in the commit that it is of.
 
-        A commit that log clean-up has removed counts as one of the topic.
+        The topic must have that commit, which is looked up once, and no rebuild after it may have
+        given offsets before this one to other messages. A commit that log clean-up has removed
+        counts as one of the topic.
 
         Raises: TopicRestoredError, StorageError.
         """
-        if commit in self._checked or self._version == NONE:
+        # Nothing lies before the first offset.
+        if self._version == NONE or not offset:
             return
+        has_moved = self._moved.are_passed(queue_id, offset, commit.version)
+        if has_moved or not self._has(commit):
+            end, version = self._end(queue_id), commit.version
+            raise TopicRestoredError(
+                self.topic, queue_id,
+                offset=offset, end_offset=end, version=version, is_rebuilt=has_moved,
+            )  # fmt: skip
+
+    def _has(self, commit: TopicCommit) -> bool:
+        """Tell whether the log has a commit; once found, it is not looked up again."""
+        if commit in self._checked or commit == self.commit:
+            return True
         if self._version < commit.version:
             self._plan()
         in_log = topic_commit(self._table.folder, commit.version)
         if in_log != commit and (in_log is not None or self._version < commit.version):
-            end, version = self._end(queue_id), commit.version
-            raise TopicRestoredError(
-                self.topic, queue_id, offset=offset, end_offset=end, version=version
-            )
+            return False
         self._checked.add(commit)
+        return True
 
 
 def topic_commit(table: TableFolder, version: int) -> TopicCommit | None:
@@ -416,8 +424,11 @@ def topic_commit(table: TableFolder, version: int) -> TopicCommit | None:
     content = table.commit_bytes(version)
     if content is None:
         return None
-    digits = hashlib.sha256(content).hexdigest()[:FINGERPRINT_HEX_DIGITS]
-    return TopicCommit(version, int(digits, 16))
+    return _commit_of(version, hashlib.sha256(content).hexdigest())
+
+
+def _commit_of(version: int, sha256: str) -> TopicCommit:
+    return TopicCommit(version, int(sha256[:FINGERPRINT_HEX_DIGITS], 16))
 
 
 # --- rows of files

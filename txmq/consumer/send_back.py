@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from txmq.errors import InvalidMessageError, InvalidReasonError
 from txmq.ground.clock import Clock, SystemClock, milliseconds
+from txmq.message.ids import SEND_BACK
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
 from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
@@ -113,7 +114,7 @@ class PlacedMessage(NamedTuple):
     @property
     def once_key(self) -> OnceKey:
         """Its key among all that its group sends back."""
-        return OnceKey(f"send-back\n{self.message_id}\n{self.replay}", self.time_ms)
+        return OnceKey(f"{SEND_BACK}{self.message_id}\n{self.replay}", self.time_ms)
 
 
 class SendsBack(Protocol):
@@ -236,7 +237,8 @@ class SendBack:
         properties.pop(CHECK_IMMUNITY_TIME_IN_SECONDS, None)
         if not is_retry:
             properties[ORIGIN_TOPIC] = self._stored(message.topic)
-            properties[ORIGIN_MESSAGE_ID] = message.message_id
+            # A replay to the topic stands for the first message, as an inbox knows it.
+            properties[ORIGIN_MESSAGE_ID] = message.origin_message_id
             properties[ORIGIN_QUEUE_ID] = str(message.queue_id)
             properties[ORIGIN_QUEUE_OFFSET] = str(message.queue_offset)
         if effects := effects_of(message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from txmq.consumer.group_rules import Commits, TopicQueue, replay_of
+from txmq.consumer.group_rules import Commits, TopicCommit, TopicQueue, replay_of
 from txmq.consumer.member import GroupMember, HeldQueues
 from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.reader import Run, TopicReader
@@ -50,34 +50,35 @@ class MessageTaking:
     def take(self, count: int, servable: Callable[[], Queues]) -> list[QueueMessage]:
         """Take at most `count` messages, each queue in its order; see `GroupReader.take`."""
         while True:
-            busy = self._positions.busy()
-            handed = self._hand_out(count, servable(), busy)
-            fresh = self._fresh(handed, busy)
+            busy, queues = self._positions.busy(), servable()
+            starts = {queue: position.next_offset for queue, position in queues}
+            try:
+                handed, failure = self._hand_out(count, queues, busy)
+                fresh = self._fresh(handed, busy)
+            except BaseException:
+                # What was taken of the queues before would be committed, and nobody has it.
+                self._positions.undo(starts, busy)
+                raise
+            if failure is not None:
+                raise failure
             if fresh or not handed:
                 return fresh
 
     def _hand_out(
         self, count: int, queues: Queues, busy: Collection[TopicQueue]
-    ) -> list[QueueMessage]:
+    ) -> tuple[list[QueueMessage], Exception | None]:
+        """Return what is handed out, and the error to raise instead, if any."""
         batch = HandedMessages(count, self._batch_bytes)
-        starts = {queue: position.next_offset for queue, position in queues}
-        try:
-            failure = self._fill(batch, queues)
-            self._positions.bound_ahead(READ_AHEAD_BYTES)
-        except BaseException:
-            # What was taken of the queues before would be committed, and nobody has it.
-            self._positions.undo(starts, busy)
-            raise
+        failure = self._fill(batch, queues)
+        self._positions.bound_ahead(READ_AHEAD_BYTES)
         handed = batch.messages
         must_raise = failure is not None and not (self._has_raised and handed)
         # The lease may have ended while files were read.
         if must_raise or not self._member.may_serve:
-            self._positions.undo(_first(handed), busy)
+            self._positions.undo(first_handed(handed), busy)
             handed = []
         self._has_raised = must_raise
-        if failure is not None and must_raise:
-            raise failure
-        return handed
+        return handed, failure if must_raise else None
 
     def _fill(self, batch: HandedMessages, queues: Queues) -> Exception | None:
         """Fill the batch, and return the first error of a queue that cannot be read."""
@@ -100,6 +101,8 @@ class MessageTaking:
             run = self._readers[queue.topic].read(queue.queue_id, position.next_offset)
             if run is None:
                 return False
+            # It may have met a rebuild.
+            self.begin(queue, position)
             position.put(run)
         return True
 
@@ -110,15 +113,11 @@ class MessageTaking:
         doubted = self._doubted(handed)
         if self._sent_back is None or not doubted:
             return handed
-        try:
-            sent = self._sent_places(self._sent_back, doubted)
-        except BaseException:
-            self._positions.undo(_first(handed), busy)
-            raise
+        sent = self._sent_places(self._sent_back, doubted)
         fresh = [(q, message) for q, message in handed if (q, message.queue_offset) not in sent]
         # The lease may have ended meanwhile.
         if not self._member.may_serve:
-            self._positions.undo(_first(handed), busy)
+            self._positions.undo(first_handed(handed), busy)
             return []
         # The offset moves on with the next commit: the caller has nothing of these queues.
         self._positions.be_idle({q for q, _ in handed} - {q for q, _ in fresh} - {*busy})
@@ -151,7 +150,9 @@ class MessageTaking:
     # --- queues -----------------------------------------------------------------------------
 
     def begin(self, queue: TopicQueue, position: QueuePosition) -> None:
-        """Look once where the topic ends, and check that it is the one that the group has followed.
+        """Look once where the topic ends, and check that it is the one that was read before.
+
+        What was read ahead of a rebuild is dropped: its offsets may be of other messages now.
 
         Raises: TopicRestoredError; StorageError, OSError.
         """
@@ -162,9 +163,11 @@ class MessageTaking:
             # Whoever had the queue before may have seen more of the topic.
             reader.look()
             self._positions.doubt_before(queue.topic, reader.ends)
-        commit = self._member.held.followed.get(queue)
-        if commit is not None:
-            reader.check_follows(commit, queue.queue_id, position.next_offset)
+        if position.read_in is not None:
+            reader.check_follows(position.read_in, queue.queue_id, position.next_offset)
+            if reader.has_moved_since(position.read_in):
+                position.move_to(position.next_offset)
+        position.read_in = reader.commit
 
     def fresh_range(
         self, queue: TopicQueue, position: QueuePosition, start: int, end: int
@@ -231,8 +234,8 @@ class QueuePositions:
                 self._lost.add(queue)
         for queue, epoch in epochs.items():
             if queue not in self._positions and queue in held.offsets:
-                offset = held.offsets[queue]
-                self._positions[queue] = QueuePosition(epoch, offset, offset)
+                offset, commit = held.offsets[queue], held.followed.get(queue)
+                self._positions[queue] = QueuePosition(epoch, offset, offset, read_in=commit)
 
     def take_lost(self) -> set[TopicQueue]:
         """Return the queues that were lost while their messages were in the hands of the caller.
@@ -287,6 +290,11 @@ class QueuePositions:
                 # As in `give_again`.
                 ends[queue] = (ends[queue][0], min(offset, ends[queue][1]))
         return {q: end for q, end in ends.items() if end[1] > self._positions[q].committed}
+
+    def read_in(self, queues: Collection[TopicQueue]) -> dict[TopicQueue, TopicCommit]:
+        """Return the commit of its topic that the offset of each queue was read in, if known."""
+        commits = {queue: at.read_in for queue, at in self._positions.items() if queue in queues}
+        return {queue: commit for queue, commit in commits.items() if commit is not None}
 
     def idle_commits(self) -> Commits:
         """Return the offsets to commit of idle queues: messages that filters held back."""
@@ -348,6 +356,7 @@ class QueuePosition:
         committed: the next offset as the group knows it.
         next_offset: the first offset that was not handed out.
         is_busy: whether messages were handed out since the last commit.
+        read_in: the commit of its topic that `next_offset` was read in; None if it is not known.
         doubt_end: messages before it may have been handed out, and sent back, without a commit;
             None before the first look at the queue.
     """
@@ -356,6 +365,7 @@ class QueuePosition:
     committed: int
     next_offset: int
     is_busy: bool = False
+    read_in: TopicCommit | None = None
     doubt_end: int | None = None
     _messages: list[ReceivedMessage] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)
@@ -418,5 +428,6 @@ def first_offsets(offsets: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue,
     return smallest
 
 
-def _first(handed: Sequence[QueueMessage]) -> dict[TopicQueue, int]:
+def first_handed(handed: Sequence[QueueMessage]) -> dict[TopicQueue, int]:
+    """Return the smallest offset of each queue of these messages."""
     return first_offsets((queue, message.queue_offset) for queue, message in handed)

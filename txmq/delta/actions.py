@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import json
 import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,16 @@ LOG_FOLDER = "_delta_log"
 ENGINE = "txmq"
 # What txmq says in a commit beside Delta's actions.
 TOKEN, NOTE = "txmq.token", "txmq.note"
+USER_METADATA = "userMetadata"
+RESTORE = "RESTORE"
+# A RESTORE to a time does not say to which version.
+BY_TIME = -1
+_VERSION = re.compile(r"\d{1,18}", re.ASCII)
 IN_COMMIT_TIME = "inCommitTimestamp"
+# The mark by which a session of a process numbers its commits, now and in an earlier txmq.
+SESSION_MARK = re.compile(
+    "^txmq-(producer|check|delay|retention|operator)/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+)
 # Up to the year 9999: the next commit has to name a later time, in 64 bits.
 _MOMENTS_MS = 253_402_214_400_000
 # Delta leaves these as they are in a path.
@@ -96,6 +106,9 @@ class NewCommit:
         token: tells this commit from every other, so that its answer may be lost.
         note: what the writer says of its rows, for writers that see the commit pass by.
         tags: what the features of a table ask a commit to say.
+        metadata: what the table says of itself already. It is said again where files are removed,
+            for another program that merges the same files, as delta-rs, is refused by that alone.
+        said: what Spark shows of the commit, as its `userMetadata`.
     """
 
     added: Sequence[AddedFile]
@@ -104,6 +117,8 @@ class NewCommit:
     token: str
     note: str = ""
     tags: Mapping[str, str] | None = None
+    metadata: Mapping[str, Any] | None = None
+    said: str = ""
 
     def content(self, now_ms: int, before_ms: int | None = None) -> bytes:
         """Make the commit file.
@@ -122,7 +137,8 @@ class NewCommit:
             *(file.action() for file in self.added),
         ]
         # Where a table keeps times in its commits, the line with the time is the first one.
-        lines = [self._info(now_ms, before_ms), *marks, *files]
+        again = [] if self.metadata is None else [{"metaData": self.metadata}]
+        lines = [self._info(now_ms, before_ms), *again, *marks, *files]
         return "".join([_ENCODE(line) + "\n" for line in lines]).encode()
 
     @property
@@ -131,17 +147,19 @@ class NewCommit:
         return not self.added and not self.removed
 
     def _info(self, now_ms: int, before_ms: int | None) -> dict[str, Any]:
-        is_append = not self.removed
+        operation, parameters = self._operation()
         info: dict[str, Any] = {
             "timestamp": now_ms,
-            "operation": "WRITE",
-            "operationParameters": {"mode": "Append" if is_append else "Overwrite"},
+            "operation": operation,
+            "operationParameters": parameters,
             "engineInfo": ENGINE,
-            "isBlindAppend": is_append,
+            "isBlindAppend": not self.removed,
             TOKEN: self.token,
         }
         if self.note:
             info[NOTE] = self.note
+        if self.said:
+            info[USER_METADATA] = self.said
         if self.tags:
             info["tags"] = dict(self.tags)
         if before_ms is not None:
@@ -149,6 +167,16 @@ class NewCommit:
             is_timeless = self.is_without_files
             info[IN_COMMIT_TIME] = before_ms + 1 if is_timeless else max(now_ms, before_ms + 1)
         return {"commitInfo": info}
+
+    def _operation(self) -> tuple[str, dict[str, str]]:
+        """Name what the commit does as Delta's own writers do, for `DESCRIBE HISTORY`."""
+        if not self.removed:
+            return "WRITE", {"mode": "Append"}
+        if not any(file.is_news for file in self.removed):
+            return "OPTIMIZE", {"predicate": "[]"}
+        if not self.added:
+            return "DELETE", {"predicate": "[]"}
+        return "WRITE", {"mode": "Overwrite"}
 
 
 # --- a commit that is read ----------------------------------------------------------------------
@@ -165,6 +193,9 @@ class CommitActions:
         metadata, protocol: the new ones; None where they stay.
         changed: files with the changes, where a commit keeps them apart; no commit of txmq does.
         in_commit_ms: the time that the commit names, in tables whose commits do.
+        restored_to: the version to which a RESTORE took the table back, or BY_TIME; None if it is
+            another commit.
+        user_metadata: what a writer by Spark says of its rows; empty where it says nothing.
     """
 
     marks: Mapping[str, int]
@@ -177,6 +208,16 @@ class CommitActions:
     protocol: Mapping[str, Any] | None = None
     changed: Sequence[Mapping[str, Any]] = ()
     in_commit_ms: int | None = None
+    restored_to: int | None = None
+    user_metadata: str = ""
+
+    @property
+    def changes_metadata(self) -> bool:
+        """Whether columns or properties may be others; txmq changes them by delta-rs alone.
+
+        A rebuild gives a topic that went back another id, and moves its marks.
+        """
+        return self.metadata is not None and not self.token
 
     @property
     def removed_paths(self) -> set[str]:
@@ -211,7 +252,18 @@ def commit_actions(content: bytes) -> CommitActions:
         next(iter(of_kind(actions, "protocol")), None),
         of_kind(actions, "cdc"),
         _moment_ms(info.get(IN_COMMIT_TIME)),
+        _restored_to(info),
+        str(info.get(USER_METADATA) or ""),
     )
+
+
+def _restored_to(info: Mapping[str, Any]) -> int | None:
+    if info.get("operation") != RESTORE:
+        return None
+    parameters = info.get("operationParameters")
+    # Spark writes a number, and delta-rs a text.
+    version = str(parameters.get("version") if isinstance(parameters, dict) else None)
+    return int(version) if _VERSION.fullmatch(version) else BY_TIME
 
 
 def _moment_ms(value: object) -> int | None:
@@ -228,6 +280,11 @@ def of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:
 def path_of(action: Mapping[str, Any]) -> str:
     """Return the path of an added or removed file, relative to the table."""
     return unquote(action["path"])
+
+
+def session_mark(kind: str, session: uuid.UUID) -> str:
+    """Name the mark of a session; `kind` is that of its writer, such as "producer"."""
+    return f"txmq-{kind}/{session}"
 
 
 def commit_path(version: int) -> str:
@@ -289,9 +346,10 @@ def clash(commit: NewCommit, winner: CommitActions) -> Clash | None:
     """
     if "protocol" in winner.kinds:
         return Clash(Conflict.PROTOCOL)
-    if "metaData" in winner.kinds:
+    if winner.changes_metadata:
         return Clash(Conflict.METADATA)
-    unknown = winner.kinds - _ABOUT_FILES if commit.is_without_files else winner.kinds
+    known = {"metaData"} | (_ABOUT_FILES if commit.is_without_files else frozenset())
+    unknown = winner.kinds - known
     if unknown:
         return Clash(Conflict.UNKNOWN, ", ".join(sorted(unknown)))
     moved = commit.marks.keys() & winner.marks.keys()

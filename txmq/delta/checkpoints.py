@@ -20,15 +20,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from txmq.delta.actions import DAMAGES, LOG_FOLDER, commit_path
+from txmq.delta.actions import DAMAGES, LOG_FOLDER, SESSION_MARK, commit_path
+from txmq.delta.credentials import with_options
 from txmq.delta.failures import in_one_line, process_id, translated
 from txmq.delta.folder import TableFolder
+from txmq.delta.schemas import interval_ms
 from txmq.errors import StorageError
 from txmq.ground.handles import EXIT_WAIT_S, close_at_exit
 
 LAST_CHECKPOINT = f"{LOG_FOLDER}/_last_checkpoint"
-# txmq deletes removed files sooner, with the commits that removed them.
+# txmq deletes removed files sooner, with the commits that removed them; no VACUUM needs to know.
 TOMBSTONE_MS = 3_600_000
+_TOMBSTONES = "delta.deletedFileRetentionDuration"
+# Statistics of another form than a text of JSON are left to delta-rs.
+_STATS_AS_TEXT, _STATS_AS_COLUMNS = (
+    "delta.checkpoint.writeStatsAsJson", "delta.checkpoint.writeStatsAsStruct"
+)  # fmt: skip
+# A session that has not committed for so long asks no more whether a commit of it landed.
+SESSION_MS = 72 * 3_600_000
 # A checkpoint is written anew once so many of its rows would be new ones.
 NEW_SHARE = 0.1
 # The thread pauses so many times as long as a checkpoint took: a log that is committed to without a
@@ -67,6 +76,7 @@ _PROTOCOL = pa.struct(
 )  # fmt: skip
 _KINDS = {"add": _ADD, "remove": _REMOVE, "txn": _TXN, "metaData": _METADATA, "protocol": _PROTOCOL}
 SCHEMA = pa.schema(list(_KINDS.items()))
+_FIELDS = {kind: {part.name for part in fields} for kind, fields in _KINDS.items()}
 # By what an action of a kind is told from others; a table has one metaData and one protocol.
 _KEYS = {"add": "path", "remove": "path", "txn": "appId"}
 _PASSED = ("commitInfo", "cdc")
@@ -98,8 +108,9 @@ def checkpoint_now(folder: TableFolder, version: int) -> None:
         write_checkpoint(folder, version)
     except OtherCheckpointError:
         with translated(folder.name):
-            DeltaTable(
-                folder.location, storage_options=dict(folder.options) or None
+            with_options(
+                folder.options,
+                lambda options: DeltaTable(folder.location, storage_options=options),
             ).create_checkpoint()
 
 
@@ -204,6 +215,10 @@ class _News:
     def _take(self, kind: str, values: dict[str, Any]) -> None:
         if kind not in _KINDS or values.get("deletionVector") is not None:
             raise OtherCheckpointError(kind)
+        strange = {name for name, value in values.items() if value is not None} - _FIELDS[kind]
+        if strange and kind != "remove":
+            # A checkpoint of this module would lose them; of a tombstone they say nothing.
+            raise OtherCheckpointError(f"{kind} with {', '.join(sorted(strange))}")
         key = str(values[_KEYS[kind]]) if kind in _KEYS else ""
         self.actions[kind][key] = values
         if kind == "add":
@@ -259,7 +274,7 @@ def write_checkpoint(folder: TableFolder, version: int, *, least_commits: int = 
         return False
     news = _news(folder, range(before + 1, version + 1))
     try:
-        rows = _rows(folder, last, news)
+        rows = _rows(folder, last, news, _committed_ms(folder, version))
     except pa.ArrowException as error:
         raise OtherCheckpointError("values of other types") from error
     fields = _put(folder, version, rows)
@@ -273,7 +288,8 @@ def write_first_checkpoint(folder: TableFolder, version: int, content: bytes) ->
     """Write the checkpoint of a commit that defines the whole table, whatever was before it."""
     news = _News()
     news.take(content)
-    _point_to(folder, _put(folder, version, _rows(folder, None, news)))
+    rows = _rows(folder, None, news, _committed_ms(folder, version))
+    _point_to(folder, _put(folder, version, rows))
 
 
 def _last(folder: TableFolder) -> Mapping[str, Any] | None:
@@ -308,15 +324,27 @@ def _news(folder: TableFolder, versions: Iterable[int]) -> _News:
     return news
 
 
-def _rows(folder: TableFolder, last: Mapping[str, Any] | None, news: _News) -> pa.Table:
+def _committed_ms(folder: TableFolder, version: int) -> int | None:
+    """Return the store's time of a commit; None if its file is gone."""
+    path = commit_path(version)
+    return folder.written_ms([path]).get(path)
+
+
+def _rows(
+    folder: TableFolder, last: Mapping[str, Any] | None, news: _News, committed_ms: int | None
+) -> pa.Table:
     """Make all rows of the new checkpoint, each with one action."""
     base = None if last is None else _base(folder, int(last["version"]))
-    expired_ms = time.time_ns() // 1_000_000 - TOMBSTONE_MS
+    expired_ms = time.time_ns() // 1_000_000 - _tombstone_ms(_properties(base, news))
     parts = []
     for kind, action in _KINDS.items():
         values = news.rows(kind)
+        if kind == "txn" and committed_ms is not None:
+            values = _stamped(values, committed_ms)
         if base is not None and (kind in _KEYS or not len(values)):
             values = pa.concat_arrays([_kept(base[kind], kind, news), values])
+        if kind == "txn" and committed_ms is not None:
+            values = _without_gone_sessions(values, committed_ms)
         if kind == "remove":
             values = values.filter(
                 pc.greater(pc.struct_field(values, "deletionTimestamp"), expired_ms)
@@ -327,6 +355,38 @@ def _rows(folder: TableFolder, last: Mapping[str, Any] | None, news: _News) -> p
     if rows["metaData"].null_count != len(rows) - 1 or rows["protocol"].null_count != len(rows) - 1:
         raise OtherCheckpointError("no metaData or no protocol")
     return rows
+
+
+def _properties(base: pa.Table | None, news: _News) -> Mapping[str, str]:
+    if news.actions["metaData"]:
+        return dict(news.actions["metaData"][""].get("configuration") or {})
+    definitions = [] if base is None else base["metaData"].drop_null().to_pylist()
+    return dict(definitions[0].get("configuration") or ()) if definitions else {}
+
+
+def _tombstone_ms(properties: Mapping[str, str]) -> int:
+    """Return how long a checkpoint remembers removed files, as the table asks."""
+    as_text, as_columns = properties.get(_STATS_AS_TEXT, "true"), properties.get(_STATS_AS_COLUMNS)
+    if as_text.lower() != "true" or (as_columns or "").lower() == "true":
+        raise OtherCheckpointError("statistics as columns")
+    return max(TOMBSTONE_MS, interval_ms(properties.get(_TOMBSTONES, "")) or 0)
+
+
+def _stamped(marks: pa.StructArray, committed_ms: int) -> pa.StructArray:
+    """Give marks of new commits the store's time, for the clocks of their writers differ.
+
+    It is that of the newest commit: at most one checkpoint too late.
+    """
+    stamps = pa.repeat(pa.scalar(committed_ms, pa.int64()), len(marks))
+    return pa.StructArray.from_arrays([*marks.flatten()[:2], stamps], fields=list(_TXN))
+
+
+def _without_gone_sessions(marks: pa.StructArray, committed_ms: int) -> pa.StructArray:
+    """Leave out the marks of processes that are gone; there would be more of them for ever."""
+    name, _, stamp_ms = marks.flatten()
+    is_session = pc.match_substring_regex(name, SESSION_MARK.pattern)
+    is_gone = pc.and_(is_session, pc.less(stamp_ms, committed_ms - SESSION_MS))
+    return marks.filter(pc.invert(pc.fill_null(is_gone, False)))  # noqa: FBT003
 
 
 def _base(folder: TableFolder, version: int) -> pa.Table:

@@ -28,8 +28,9 @@ from txmq.delta.actions import (
     commit_path,
     stamp_of,
 )
-from txmq.delta.failures import STORAGE_ERRORS, failed_write
+from txmq.delta.failures import STORAGE_ERRORS, failed_write, read_errors
 from txmq.delta.folder import Objects
+from txmq.delta.replay import LogNames
 from txmq.errors import CommitRefusedError, StorageError
 from txmq.ground.random_names import new_uuid
 
@@ -155,7 +156,8 @@ class CommitWriter:
             base, following = self._folder.commit_infos(seen.version, seen.version + 1)
             self._check_same(seen, base)
             if following.type is pa_fs.FileType.NotFound:
-                return seen._replace(stamp=stamp_of(base)), False
+                is_gone = base.type is pa_fs.FileType.NotFound
+                return seen._replace(stamp=None if is_gone else stamp_of(base)), False
             actions = self._actions(seen.version + 1)
             named_ms = actions.in_commit_ms or seen.in_commit_ms
             # Times in commits begin and end with a change of the properties, which is a conflict.
@@ -175,10 +177,19 @@ class CommitWriter:
             raise self._refused(f"{limit:,} commits came between; opening again")
 
     def _check_same(self, seen: Seen, base: pa_fs.FileInfo) -> None:
-        if base.type is pa_fs.FileType.NotFound:
+        if base.type is pa_fs.FileType.NotFound and not self._begins_at(seen):
             raise self._refused("the log was cleaned since it was opened; opening again")
         if seen.stamp is not None and seen.stamp != stamp_of(base):
             raise self._refused("the log was replaced since it was opened; opening again")
+
+    def _begins_at(self, seen: Seen) -> bool:
+        """Tell whether the log begins at a checkpoint whose own commit file is gone."""
+        return seen.stamp is None and self._newest_checkpoint() == seen.version
+
+    def _newest_checkpoint(self) -> int:
+        with read_errors(self._folder.name):
+            names = self._folder.log_names()
+        return max(LogNames.of(names).checkpoints, default=-1)
 
     def _actions(self, version: int) -> CommitActions:
         content = self._folder.commit_bytes(version)
@@ -211,19 +222,22 @@ class CommitWriter:
     def _confirm(self, before: Seen, commit: NewCommit) -> Seen:
         """Return the own commit after `before`, once it counts.
 
-        Where log clean-up has passed `before` meanwhile, no reader looks at this commit: its
-        writer slept between its look and its put. Another such writer may have put its own commit
-        in the place of `before`, which the stamp tells. Where the log went back, the commit stands
-        behind a gap, and nobody could read on; so it is taken back.
+        Where `before` is gone, its writer slept beside the put. If log clean-up passed while it
+        slept before the put, no reader looks at this commit. Another such writer may have put its
+        own commit in the place of `before`, which the stamp tells. Where the log went back, the
+        commit stands behind a gap, and nobody could read on. So it is taken back; but if it slept
+        after the put, a checkpoint may have been made of this very commit, which then counts.
+        Who computes again finds that by the marks.
         """
         try:
             base, own = self._folder.commit_infos(before.version, before.version + 1)
         except StorageError:
             # A failed look must not hide that the commit before it succeeded.
             return Seen(before.version + 1)
-        if base.type is pa_fs.FileType.NotFound:
-            if self._is_there(before.version + 1, commit):
-                self._objects.delete(commit_path(before.version + 1))
+        if base.type is pa_fs.FileType.NotFound and not self._begins_at(before):
+            version = before.version + 1
+            if self._newest_checkpoint() != version and self._is_there(version, commit):
+                self._objects.delete(commit_path(version))
             raise self._refused("the log was cleaned while it was committed to; looking again")
         if own.type is pa_fs.FileType.NotFound or before.stamp not in (None, stamp_of(base)):
             raise self._refused("the log was replaced while it was committed to; looking again")

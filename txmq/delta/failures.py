@@ -20,11 +20,13 @@ import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from obstore.exceptions import BaseError
 
+from txmq.delta.credentials import BARE_HEAD, EXPIRED
 from txmq.errors import (
     AccessDeniedError,
     BucketNotFoundError,
     ClosedError,
     CommitRefusedError,
+    CredentialsExpiredError,
     ReadOnlyStoreError,
     StorageError,
     StorageUnavailableError,
@@ -123,7 +125,7 @@ _PATH = re.compile(r"[^\s<>\"']*/[^\s<>\"']*")
 _END_OF_ELEMENT = re.compile(r"</\w+>")
 _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]*@")
 _QUERY_OF_URL = re.compile(r"(?<=\w)\?[^\s\"'<>)]*=[^\s\"'<>)]*")
-_SECRET_ELEMENT = re.compile(r"<(\w*(?:Key|Id|Token|Signature|StringToSign|Bytes)\w*)>[^<]*")
+_SECRET_ELEMENT = re.compile(r"<([\w-]*(?:Key|Id|Token|Signature|StringToSign|Bytes)[\w-]*)>[^<]*")
 _BEARER = re.compile(r"\b(Bearer|Basic|SharedKey|AWS4?)\s+[\w+/=.:-]{6,}")
 _SECRET_PAIR = re.compile(
     r"((?:[\w.-]*(?:secret|token|passw(?:or)?d|signature|credential|sas|sig|access_?key)[\w.-]*))"
@@ -141,7 +143,7 @@ class _Kind(NamedTuple):
 
 
 def _kind(pattern: str, error: type[StorageError], problem: str) -> _Kind:
-    return _Kind(re.compile(pattern, re.IGNORECASE), error, problem)
+    return _Kind(re.compile(pattern, re.IGNORECASE | re.DOTALL), error, problem)
 
 
 # The first that fits counts.
@@ -164,7 +166,19 @@ _KINDS = (
         "call again later, or write less often",
     ),
     _kind(
-        r"\b(InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFailed"
+        EXPIRED,
+        CredentialsExpiredError,
+        "cannot be {verb}: the storage says that the credentials have expired; "
+        "renew them, or let a catalog lend them (docs/security.md)",
+    ),
+    _kind(
+        BARE_HEAD,
+        CredentialsExpiredError,
+        "cannot be {verb}: the storage answers 400 without a word, as S3 does to credentials that "
+        "have expired; renew them, or let a catalog lend them (docs/security.md)",
+    ),
+    _kind(
+        r"\b(InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed"
         r"|AuthorizationFailure|InvalidAuthenticationInfo|Unauthenticated|AccessDenied)\b"
         r"|status(?: code)?:? (401|403)\b|\b403 Forbidden\b|\b401 Unauthorized\b"
         r"|lacked the necessary privileges|lacked valid authentication credentials",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from txmq.delta.actions import AddedFile, RemovedFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import SWEPT_PROPERTY
+from txmq.errors import UnsupportedTableError
 
 LARGE_FILE_BYTES = 1_000_000
 # In a UUIDv7, the time in milliseconds and a dash.
@@ -24,6 +26,13 @@ LARGE_FILE_ROWS = 1_000
 # So few values are compared quicker in Python than in Arrow.
 FEW_ROWS = 16
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+APPEND_ONLY = "delta.appendOnly"
+_WITHOUT_RULES = (
+    "txmq computes no expressions of SQL. Drop a constraint by ALTER TABLE … DROP CONSTRAINT; a "
+    "table whose columns have rules or are computed has to be made anew"
+)
+_WITHOUT_APPEND_ONLY = "Unset it: ALTER TABLE … UNSET TBLPROPERTIES ('delta.appendOnly')"
+_INT64 = re.compile(r"\d{1,18}", re.ASCII)
 
 # The smallest and the largest value of a column in a file; None where it has no statistics.
 Bounds = tuple[Any, Any]
@@ -188,16 +197,39 @@ class CommitLimits(NamedTuple):
     Attributes:
         fenced_ms: files that were written up to this time may be gone; -1 for none.
         checkpoint_interval: commits between two checkpoints; 0 for no checkpoints.
+        is_append_only: whether no row may be changed or removed.
+        row_rules: what each new row must obey and txmq does not compute, by Delta's names.
     """
 
     fenced_ms: int = -1
     checkpoint_interval: int = 0
+    is_append_only: bool = False
+    row_rules: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, properties: Mapping[str, str]) -> Self:
-        """Read them from the properties of a table."""
-        interval = int(properties.get(CHECKPOINT_INTERVAL, 0))
-        return cls(int(properties.get(SWEPT_PROPERTY, -1)), interval)
+    def of(cls, properties: Mapping[str, str], row_rules: Iterable[str] = ()) -> Self:
+        """Read them from the properties of a table; what another program spoiled is not set."""
+        return cls(
+            _number(properties.get(SWEPT_PROPERTY), -1),
+            _number(properties.get(CHECKPOINT_INTERVAL), 0),
+            properties.get(APPEND_ONLY, "").lower() == "true",
+            tuple(row_rules),
+        )
+
+    def check(self, table: str, added: Iterable[AddedFile], removed: Iterable[RemovedFile]) -> None:
+        """Raise UnsupportedTableError for a commit that the table does not allow.
+
+        Rows that were in the table before obey its rules, and may lie in other files.
+        """
+        if self.row_rules and any(file.is_news for file in added):
+            raise UnsupportedTableError(table, self.row_rules, _WITHOUT_RULES)
+        if self.is_append_only and any(file.is_news for file in removed):
+            raise UnsupportedTableError(table, [APPEND_ONLY], _WITHOUT_APPEND_ONLY)
+
+    def at(self, store_ms: int | None) -> Self:
+        """Return them without a fence that lies behind the store's time: maintenance sets none."""
+        is_later = store_ms is not None and self.fenced_ms > store_ms
+        return self._replace(fenced_ms=-1) if is_later else self
 
     def is_checkpoint_due(self, before: int, after: int) -> bool:
         """Tell whether these commits passed a multiple of the interval."""
@@ -207,6 +239,10 @@ class CommitLimits(NamedTuple):
     def swept(self, written_ms: Mapping[str, int], paths: Iterable[str]) -> list[str]:
         """Return the files that may be gone: they are, or are as old as those that were removed."""
         return [p for p in paths if written_ms.get(p, self.fenced_ms) <= self.fenced_ms]
+
+
+def _number(text: str | None, unset: int) -> int:
+    return int(text) if text is not None and _INT64.fullmatch(text) else unset
 
 
 def added_file(file: NewFile, compacted_of_ms: int | None = None) -> AddedFile:

@@ -9,24 +9,25 @@ from __future__ import annotations
 import datetime as dt
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import obstore
 import pyarrow as pa
 import pyarrow.fs as pa_fs
-from deltalake.fs import DeltaStorageHandler
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, from_url
 
 from txmq.delta.actions import COMMIT_NAME, DAMAGES, LOG_FOLDER, commit_actions, commit_path
+from txmq.delta.credentials import Renewable, storage_handler, storage_options_of
 from txmq.delta.failures import STORAGE_ERRORS, begin_use, read_errors, translated
 from txmq.errors import StoreFormatError, shown
+from txmq.ground.clock import milliseconds
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -88,7 +89,7 @@ class TableFolder:
         """Open nothing yet; the first use does. Error texts use `name`."""
         self.name = name
         self.location = location
-        self.options: Mapping[str, str] = dict(storage_options or {})
+        self.options = storage_options_of(location, storage_options)
 
     @cached_property
     def objects(self) -> Objects:
@@ -167,9 +168,14 @@ class TableFolder:
             if COMMIT_NAME.fullmatch(info.base_name) and info.mtime_ns is not None
         }
 
+    @property
+    def rounding_ms(self) -> int:
+        """By how much a time of `commit_times_ms` may be too late."""
+        return SECOND_MS - 1 if self.objects.is_remote else 0
+
     def _latest_ms(self, written_ms: int) -> int:
-        is_rounded = self.objects.is_remote and written_ms % SECOND_MS == 0
-        return written_ms + SECOND_MS - 1 if is_rounded else written_ms
+        is_rounded = written_ms % SECOND_MS == 0
+        return written_ms + self.rounding_ms if is_rounded else written_ms
 
     def log_folder(self) -> list[pa_fs.FileInfo]:
         """List the folder of commits and checkpoints once."""
@@ -257,13 +263,34 @@ def _small_content(filesystem: pa_fs.FileSystem, path: str) -> pa.Buffer | None:
 # --- objects that are written -------------------------------------------------------------------
 
 
+class ListedObject(NamedTuple):
+    """An object as a listing shows it; one that was written anew differs from what it was.
+
+    Attributes:
+        modified_ms: the storage's time, on S3 in whole seconds.
+        e_tag: what the storage calls this content; None where it calls it nothing.
+    """
+
+    name: str
+    size_bytes: int
+    modified_ms: int
+    e_tag: str | None
+
+
 class Objects:
     """Writes objects by their paths relative to one table. Safe for several threads."""
 
-    def __init__(self, location: str, options: Mapping[str, str]) -> None:
-        """Open nothing yet; `options` are those of delta-rs."""
+    def __init__(
+        self,
+        location: str,
+        options: Mapping[str, str],
+        *,
+        limits: Mapping[str, str] | None = None,
+    ) -> None:
+        """Open nothing yet; `options` are those of delta-rs, and `limits` count before them."""
         self.location = location
-        self._options = options
+        self._limits = dict(limits or {})
+        self._store = Renewable(options, self._opened)
 
     @property
     def is_remote(self) -> bool:
@@ -272,13 +299,16 @@ class Objects:
 
     def put(self, path: str, content: bytes) -> None:
         """Write an object; readers see all of it, or what was there before."""
-        obstore.put(self._opened(), inside(path), content, use_multipart=False)
+        self._use(lambda store: obstore.put(store, inside(path), content, use_multipart=False))
 
     def put_new(self, path: str, content: bytes) -> bool:
         """Write an object unless there is one of this name, in one step; tell whether it wrote."""
-        store = self._opened()
-        try:
+
+        def put(store: ObjectStore) -> None:
             obstore.put(store, inside(path), content, mode="create", use_multipart=False)
+
+        try:
+            self._use(put)
         except (AlreadyExistsError, PreconditionError):
             return False
         return True
@@ -286,16 +316,29 @@ class Objects:
     def delete(self, path: str) -> None:
         """Delete an object, if it is there."""
         with suppress(FileNotFoundError):
-            obstore.delete(self._opened(), inside(path))
+            self._use(lambda store: obstore.delete(store, inside(path)))
 
     def names(self, folder: str) -> list[str]:
         """List the names of the objects in a folder, once."""
-        objects = obstore.list(self._opened(), prefix=inside(folder)).collect()
-        return [str(meta["path"]).rpartition("/")[2] for meta in objects]
+        metas = self._use(lambda store: obstore.list(store, prefix=inside(folder)).collect())
+        return [str(meta["path"]).rpartition("/")[2] for meta in metas]
+
+    def listed(self, folder: str) -> list[ListedObject]:
+        """List the objects that lie in a folder itself, once, as the storage shows them."""
+        listing = self._use(lambda store: obstore.list_with_delimiter(store, prefix=inside(folder)))
+        return [
+            ListedObject(
+                str(meta["path"]).rpartition("/")[2],
+                int(meta["size"]),
+                milliseconds(meta["last_modified"]),
+                meta["e_tag"],
+            )
+            for meta in listing["objects"]
+        ]
 
     def root_names(self) -> list[str]:
         """List the names of the objects that lie in no folder, once."""
-        listing = obstore.list_with_delimiter(self._opened())
+        listing = self._use(obstore.list_with_delimiter)
         return [str(meta["path"]) for meta in listing["objects"]]
 
     def sizes(self) -> dict[str, int]:
@@ -307,12 +350,13 @@ class Objects:
         return next(self._all(), None) is None
 
     def _all(self) -> Iterator[Mapping[str, Any]]:
-        for metas in obstore.list(self._opened()):
+        for metas in self._use(obstore.list):
             yield from metas
 
     def pieces(self, path: str) -> Iterator[bytes]:
         """Read an object piece by piece. Raises: FileNotFoundError; STORAGE_ERRORS."""
-        for piece in obstore.get(self._opened(), inside(path)).stream(min_chunk_size=PIECE_BYTES):
+        answer = self._use(lambda store: obstore.get(store, inside(path)))
+        for piece in answer.stream(min_chunk_size=PIECE_BYTES):
             yield bytes(piece)
 
     def put_pieces(self, path: str, pieces: Iterable[bytes], size_bytes: int) -> None:
@@ -327,8 +371,10 @@ class Objects:
             self.put(path, b"".join(pieces))
             return
         # Not by `obstore.put`: it asks for the pieces where none can be fetched by obstore.
-        writer = obstore.open_writer(
-            self._opened(), inside(path), buffer_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE
+        writer = self._use(
+            lambda store: obstore.open_writer(
+                store, inside(path), buffer_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE
+            )
         )
         for piece in pieces:
             writer.write(piece)
@@ -350,15 +396,14 @@ class Objects:
                 raise OSError(f"{unfinished.name} was removed while it was written") from error
             raise
 
-    def _opened(self) -> ObjectStore:
+    def _use(self, call: Callable[[ObjectStore], Value]) -> Value:
         # As delta-rs, obstore starts threads at its first use, which a fork does not copy.
         begin_use()
-        return self._store
+        return self._store.use(call)
 
-    @cached_property
-    def _store(self) -> ObjectStore:
+    def _opened(self, options: Mapping[str, str]) -> ObjectStore:
         if self.is_remote:
-            return _opened_store(self.location, self._options)
+            return _opened_store(self.location, {**options, **self._limits})
         return LocalStore(self.location)
 
 
@@ -422,8 +467,8 @@ class _ObjectFolder(_Inside, pa_fs.PyFileSystem):  # type: ignore[misc]
     """A folder of an object store."""
 
     def __init__(self, location: str, options: Mapping[str, str]) -> None:
-        super().__init__(DeltaStorageHandler(location, dict(options) or None))
-        self._location, self._options = location, options
+        super().__init__(storage_handler(location, options))
+        self._store = Renewable(options, lambda current: _opened_store(location, current))
 
     def get_file_info(self, paths: Any) -> Any:
         """Do as pyarrow; ask for objects by one request each, where delta-rs lists a folder too."""
@@ -443,10 +488,7 @@ class _ObjectFolder(_Inside, pa_fs.PyFileSystem):  # type: ignore[misc]
         """Open a file; fetch a small one whole, by one request where pyarrow makes three."""
         begin_use()
         try:
-            answer = obstore.get(self._store, inside(path))
-            # A large one is not fetched: its answer is dropped before its body.
-            is_small = answer.meta["size"] <= WHOLE_OBJECT_BYTES
-            content = pa.py_buffer(answer.bytes()) if is_small else None
+            content = self._store.use(lambda store: _whole(store, inside(path)))
         except FileNotFoundError:
             raise
         except BaseError as error:
@@ -456,16 +498,18 @@ class _ObjectFolder(_Inside, pa_fs.PyFileSystem):  # type: ignore[misc]
 
     def _info(self, path: str) -> pa_fs.FileInfo:
         try:
-            meta = obstore.head(self._store, path)
+            meta = self._store.use(lambda store: obstore.head(store, path))
         except FileNotFoundError:
             return pa_fs.FileInfo(path, pa_fs.FileType.NotFound)
         return pa_fs.FileInfo(
             path, pa_fs.FileType.File, mtime=meta["last_modified"], size=meta["size"]
         )
 
-    @cached_property
-    def _store(self) -> ObjectStore:
-        return _opened_store(self._location, self._options)
+
+def _whole(store: ObjectStore, path: str) -> pa.Buffer | None:
+    """Fetch a small object; None for a large one, whose answer is dropped before its body."""
+    answer = obstore.get(store, path)
+    return pa.py_buffer(answer.bytes()) if answer.meta["size"] <= WHOLE_OBJECT_BYTES else None
 
 
 # --- object stores ------------------------------------------------------------------------------

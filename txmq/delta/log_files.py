@@ -7,6 +7,7 @@ and not before every reader has passed it. A log that cannot be read is begun an
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -95,11 +96,13 @@ class CommitNews:
         added: files with new rows; a compaction adds none.
         has_removed: whether rows were removed.
         marks: the marks of the commit.
+        sha256: the hash of its file, in hex digits.
     """
 
     added: tuple[FilePart, ...]
     has_removed: bool
     marks: Mapping[str, int]
+    sha256: str
 
 
 def commit_news(folder: TableFolder, version: int) -> CommitNews | None:
@@ -110,7 +113,7 @@ def commit_news(folder: TableFolder, version: int) -> CommitNews | None:
     actions = parsed_commit(folder.name, version, content)
     added = tuple(_added_part(action) for action in actions.added if action["dataChange"])
     has_removed = any(action["dataChange"] for action in actions.removed)
-    return CommitNews(added, has_removed, actions.marks)
+    return CommitNews(added, has_removed, actions.marks, hashlib.sha256(content).hexdigest())
 
 
 def _added_part(action: Mapping[str, Any]) -> FilePart:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -22,8 +22,17 @@ from deltalake import (
 )
 from deltalake.exceptions import DeltaError
 
-from txmq.delta.actions import DAMAGES, NOTE, NewCommit, Seen, commit_actions, stamp_of
+from txmq.delta.actions import (
+    DAMAGES,
+    NOTE,
+    USER_METADATA,
+    NewCommit,
+    Seen,
+    commit_actions,
+    stamp_of,
+)
 from txmq.delta.commit_writer import CommitWriter, new_token
+from txmq.delta.credentials import options_now, with_options
 from txmq.delta.failures import MISSING, begin_use, read_again, read_errors, translated
 from txmq.delta.folder import NOT_FOUND, TableFolder, is_remote
 from txmq.delta.snapshot import (
@@ -49,8 +58,8 @@ WRITE_BY_SPARK = (
     "Write it by Spark, or use a table that was made without them (ALTER TABLE ... DROP FEATURE)"
 )
 ASK_ANOTHER = (
-    "Let another listener answer (QueryListener, HttpListener, DatabaseListener), or use a table "
-    "that was made without them"
+    "Let Spark put the fence (DeltaListener(..., spark=spark)) or another listener answer "
+    "(QueryListener, HttpListener, DatabaseListener)"
 )
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 
@@ -74,6 +83,8 @@ class PinnedTable:
         self.name, self.location = name, location
         self.folder = TableFolder(name, location, storage_options)
         self._handle: DeltaTable | None = None
+        # Those that the handle keeps.
+        self._options: dict[str, str] | None = None
         # Reading a mark costs half a millisecond, and the marks of a version never change.
         self._marks: dict[str, int | None] = {}
         self._marks_of: int | None = None
@@ -92,7 +103,7 @@ class PinnedTable:
     def refresh(self) -> Self:
         """Pin the newest version; returns the object itself. Raises: StorageError."""
         begin_use()
-        if self._handle is None:
+        if self._handle is None or options_now(self.folder.options) != self._options:
             self._handle = self._opened()
             return self
         match self._freshness():
@@ -151,15 +162,18 @@ class PinnedTable:
 
     def _opened(self) -> DeltaTable:
         begin_use()
-        options = dict(self.folder.options) or None
         missing = self.missing.format(self.location)
         handle = read_again(
-            self.name, lambda: DeltaTable(self.location, storage_options=options), missing
+            self.name, lambda: with_options(self.folder.options, self._opened_with), missing
         )
         self._marks_of, self._updates = None, 0
         # What was seen before may be of another log.
         self._newest_seen = None
         return handle
+
+    def _opened_with(self, options: dict[str, str] | None) -> DeltaTable:
+        self._options = options
+        return DeltaTable(self.location, storage_options=options)
 
     @property
     def version(self) -> int:
@@ -184,6 +198,18 @@ class PinnedTable:
                 number = self.handle.transaction_version(app_id)
             self._marks[app_id] = None if number is None else int(number)
         return self._marks[app_id]
+
+    def marks_in(self, version: int, app_ids: Iterable[str]) -> dict[str, int | None]:
+        """Return the numbers that these marks had in an earlier version, None for those not there.
+
+        Raises: StorageError, also where the log does not have that version any more.
+        """
+        with read_errors(self.name):
+            handle = with_options(
+                self.folder.options,
+                lambda options: DeltaTable(self.location, version=version, storage_options=options),
+            )
+            return {app_id: handle.transaction_version(app_id) for app_id in app_ids}
 
     def _carry_marks(self) -> None:
         """Update known marks from the commits since they were read, if those are few."""
@@ -218,8 +244,10 @@ class PinnedTable:
 
     # Commit.
 
-    def commit_marks(self, marks: Mapping[str, int], note: str = "") -> None:
+    def commit_marks(self, marks: Mapping[str, int], note: str = "", said: str = "") -> None:
         """Commit marks and a note only, if nobody moved these marks meanwhile: one commit.
+
+        Spark shows `said` in DESCRIBE HISTORY, as `userMetadata`.
 
         Where delta-rs does not write the table, txmq puts the commit itself (decision 0057).
 
@@ -227,13 +255,13 @@ class PinnedTable:
         """
         self.check_markable()
         if unwritable_features(self.handle):
-            self._put_marks(marks, note)
+            self._put_marks(marks, note, said)
         else:
-            self._commit_by_delta_rs(marks, note)
+            self._commit_by_delta_rs(marks, note, said)
         self._note_newest()
 
-    def _put_marks(self, marks: Mapping[str, int], note: str) -> None:
-        commit = NewCommit((), (), marks, new_token(), note, ROWS_STAY)
+    def _put_marks(self, marks: Mapping[str, int], note: str, said: str) -> None:
+        commit = NewCommit((), (), marks, new_token(), note, ROWS_STAY, said=said)
         with translated(self.name):
             CommitWriter(self.folder).commit(Seen(self.version, None, self._in_commit_ms()), commit)
 
@@ -252,13 +280,13 @@ class PinnedTable:
         problem = f"commit {self.version} names no time, although {TIMES_IN_COMMITS} is set"
         raise StorageError(self.name, problem)
 
-    def _commit_by_delta_rs(self, marks: Mapping[str, int], note: str) -> None:
+    def _commit_by_delta_rs(self, marks: Mapping[str, int], note: str, said: str) -> None:
         handle, pinned = self.handle, self.version
         with translated(self.name):
             handle.create_write_transaction(
                 [], "append", handle.schema(),
                 partition_by=handle.metadata().partition_columns or None,
-                commit_properties=commit_properties(marks, note),
+                commit_properties=commit_properties(marks, note, said),
                 post_commithook_properties=NO_CLEANUP,
             )  # fmt: skip
         self._check_not_overtaken(pinned)
@@ -304,10 +332,10 @@ class _Freshness(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-def commit_properties(marks: Mapping[str, int], note: str = "") -> CommitProperties:
-    """Make the properties of a commit: its marks, and what its writer says of its rows."""
+def commit_properties(marks: Mapping[str, int], note: str = "", said: str = "") -> CommitProperties:
+    """Make the properties of a commit: its marks, and what its writer says, to txmq and Spark."""
     # Where a retention of marks is set, Spark ignores marks without last_updated.
     now_ms = time.time_ns() // 1_000_000
     transactions = [Transaction(app_id, number, now_ms) for app_id, number in marks.items()]
-    notes = {NOTE: note} if note else None
-    return CommitProperties(app_transactions=transactions or None, custom_metadata=notes)
+    notes = {name: text for name, text in ((NOTE, note), (USER_METADATA, said)) if text}
+    return CommitProperties(app_transactions=transactions or None, custom_metadata=notes or None)

@@ -75,7 +75,7 @@ class LogNames:
     @property
     def newest(self) -> int:
         """The newest version; -1 without any."""
-        return max(self.commits, default=max(self.checkpoints, default=-1))
+        return max(chain(self.commits, self.checkpoints), default=-1)
 
     def bases(self) -> list[int]:
         """Return the checkpoints to begin at, the newest first; -1 is the begin of the log."""

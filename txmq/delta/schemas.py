@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,17 @@ SCHEMA_VERSION = 2
 SCHEMA_VERSION_PROPERTY = "txmq.schema_version"
 # Files that were written up to this time and are in no commit may be gone (decision 0029).
 SWEPT_PROPERTY = "txmq.swept_ms"
+# With it Delta forgets old marks, which all tables of txmq rest on.
+MARKS_PROPERTY = "delta.setTransactionRetentionDuration"
+_INTERVAL = re.compile(r"(?:interval\s+)?(\d{1,9})\s+(second|minute|hour|day|week)s?", re.ASCII)
+_UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000,
+            "week": 604_800_000}  # fmt: skip
+
+
+def interval_ms(text: str) -> int | None:
+    """Read the interval of a property, such as `interval 7 days`; None if it is none."""
+    interval = _INTERVAL.fullmatch(text.strip().lower())
+    return int(interval[1]) * _UNIT_MS[interval[2]] if interval else None
 
 
 @dataclass(frozen=True, slots=True)

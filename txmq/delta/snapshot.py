@@ -95,6 +95,13 @@ def features_beside_files(demanded: Iterable[str]) -> list[str]:
 # --- a version ------------------------------------------------------------------------------------
 
 _MAPPING_MODE = "delta.columnMapping.mode"
+_CONSTRAINT = "delta.constraints."
+# Keys in the metadata of a column, which may be one inside a struct.
+_RULES_OF_COLUMNS = {
+    "delta.invariants": "invariants",
+    "delta.generationExpression": "generatedColumns",
+    "delta.identity.start": "identityColumns",
+}
 # The newest versions of Delta's protocol; what a table needs beyond them has a name.
 READER_VERSION, WRITER_VERSION = 3, 7
 
@@ -108,14 +115,29 @@ class Definition:
 
     def after(self, actions: CommitActions) -> Definition:
         """Return the definition after a commit; the same object if the commit changes nothing."""
-        if actions.metadata is None and actions.protocol is None:
+        if not (actions.changes_metadata or self._is_renamed_by(actions) or actions.protocol):
             return self
         return Definition(actions.metadata or self.metadata, actions.protocol or self.protocol)
+
+    def _is_renamed_by(self, actions: CommitActions) -> bool:
+        """Tell whether a commit of txmq, which says all else again, gives the table another id."""
+        return actions.metadata is not None and actions.metadata.get("id") != self.table_id
 
     @property
     def table_id(self) -> str:
         """The id of the table; a table that is made again has another."""
         return str(self.metadata["id"])
+
+    @cached_property
+    def metadata_action(self) -> dict[str, Any]:
+        """The metadata as a commit spells them; a checkpoint keeps maps as pairs, and nulls."""
+        kind = self.metadata.get("format") or {"provider": "parquet"}
+        spelled = {
+            **self.metadata,
+            "format": {**kind, "options": dict(kind.get("options") or ())},
+            "configuration": dict(self.metadata["configuration"] or ()),
+        }
+        return {name: value for name, value in spelled.items() if value is not None}
 
     @cached_property
     def properties(self) -> dict[str, str]:
@@ -140,6 +162,18 @@ class Definition:
         if self.properties.get(_MAPPING_MODE, "none") != "none":
             features.add("columnMapping")
         return features_beside_files(features) + self._newer_versions()
+
+    @cached_property
+    def row_rules(self) -> list[str]:
+        """What each new row must obey, by the names of the features and of their subjects."""
+        checks = [
+            f"checkConstraints ({name.removeprefix(_CONSTRAINT)})"
+            for name in sorted(self.properties)
+            if name.startswith(_CONSTRAINT)
+        ]
+        text = str(self.metadata["schemaString"])
+        rules = [name for key, name in _RULES_OF_COLUMNS.items() if f'"{key}"' in text]
+        return checks + rules
 
     def _features(self, side: str) -> Sequence[str]:
         return self.protocol.get(f"{side}Features") or ()
@@ -234,9 +268,12 @@ def _stats_of(text: str | None) -> Mapping[str, Any]:
 
 @lru_cache(4096)
 def typed(value: str | None, kind: pa.DataType) -> Any:
-    """Turn a partition value as Delta writes it into a value of its column."""
-    # Delta writes null and the empty string alike.
-    return pa.scalar(value or None, pa.string()).cast(kind).as_py()
+    """Turn a partition value as Delta writes it into a value of its column.
+
+    Delta writes null and the empty string alike. A text of other programs that is no such value
+    counts as null too: one file must not hide all others.
+    """
+    return _of_other_kind(value or None, kind)
 
 
 def as_kind(kind: pa.DataType) -> Callable[[Any], Any]:
@@ -262,7 +299,7 @@ def _of_other_kind(value: Any, kind: pa.DataType) -> Any:
             time = dt.datetime.fromisoformat(value)
             return time if kind.tz is None or time.tzinfo else time.replace(tzinfo=dt.UTC)
         return pa.scalar(value).cast(kind).as_py()
-    except (ValueError, TypeError, pa.ArrowException):
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
         return None
 
 

@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from txmq.delta.actions import Seen, commit_path, stamp_of
+from txmq.delta.credentials import with_options
 from txmq.delta.failures import MISSING, begin_use, failed_read, read_again, refuse_panic
 from txmq.delta.files import Bounds, CommitLimits, DataFile, FilePart, FileRange, covering
 from txmq.delta.folder import NOT_FOUND, REQUESTS_AT_ONCE, TableFolder
@@ -25,6 +26,9 @@ from txmq.delta.replay import KeptLog, follow, kept_log, parsed_commit, replayed
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 from txmq.delta.snapshot import Definition, LiveFile, Snapshot
 from txmq.errors import IncompatibleVersionError, StoreFormatError, UnsupportedTableError
+
+# Of a number of the schema; Python reads no more than 4,300.
+_DIGITS_MAX = 9
 
 # A follower looks for the next commit by its name, so it would wait for one that is lost. It lists
 # the log from time to time.
@@ -48,11 +52,11 @@ class TableLog:
         self._snapshot: Snapshot | None = None
         # The newest own commit since the log was opened, and whether the snapshot is older.
         self._own: Seen | None = None
-        self._is_behind = False
+        self._is_behind, self._openings = False, 0
         # A commit that changes them is refused, and the log opened anew.
         self._limits: CommitLimits | None = None
         self._listed_s = self._missed_s = -math.inf
-        self._looked_s = self._compared_s = -math.inf
+        self._looked_s = self._compared_s = self._committed_s = -math.inf
 
     # Pin a version.
 
@@ -104,7 +108,7 @@ class TableLog:
         begin_use()
         snapshot = read_again(self._name, lambda: replayed(self._folder, MISSING))
         self._check(snapshot.definition)
-        self._listed_s = time.monotonic()
+        self._listed_s, self._openings = time.monotonic(), self._openings + 1
         self._own, self._is_behind, self._limits = None, False, None
         return snapshot
 
@@ -172,7 +176,7 @@ class TableLog:
             raise StoreFormatError(
                 self._name, "is a Delta table but not one of txmq; check the location"
             )
-        if int(written) > SCHEMA_VERSION:
+        if len(written) > _DIGITS_MAX or int(written) > SCHEMA_VERSION:
             problem = f"has schema version {written}, this txmq reads {SCHEMA_VERSION}; upgrade it"
             raise IncompatibleVersionError(self._name, problem)
         if definition.unsupported:
@@ -195,15 +199,32 @@ class TableLog:
         """Whether this object has committed since it opened the log."""
         return self._own is not None
 
+    def keeps_own_commits(self) -> bool | None:
+        """Tell whether the log still has what this object committed; one look at a file name.
+
+        On an object store the name is not looked at right after the commit. None where it is not
+        known, as after the log was opened anew. Safe for other threads than the one that commits.
+
+        Raises: StorageError.
+        """
+        own, openings = self._own, self._openings
+        if own is None or own.stamp is None or openings != 1:
+            return None
+        if self._folder.objects.is_remote and time.monotonic() - self._committed_s < FRESH_S:
+            return True
+        (info,) = self._folder.commit_infos(own.version)
+        return stamp_of(info) == own.stamp
+
     def note_commit(self, seen: Seen) -> None:
         """Take note of an own commit; the next look at the snapshot follows the log up to it."""
-        self._own, self._is_behind = seen, True
+        self._own, self._is_behind, self._committed_s = seen, True, time.monotonic()
 
     @property
     def limits(self) -> CommitLimits:
         """What the properties of the table ask of commits."""
         if self._limits is None:
-            self._limits = CommitLimits.of(self.properties())
+            definition = self.snapshot.definition
+            self._limits = CommitLimits.of(definition.properties, definition.row_rules)
         return self._limits
 
     # Is there a table, or news?
@@ -228,8 +249,9 @@ class TableLog:
 
     def _is_listed(self) -> bool:
         try:
-            return DeltaTable.is_deltatable(
-                self._folder.location, dict(self._folder.options) or None
+            return with_options(
+                self._folder.options,
+                lambda options: DeltaTable.is_deltatable(self._folder.location, options),
             )
         except (DeltaError, OSError) as error:
             raise failed_read(self._name, error) from error

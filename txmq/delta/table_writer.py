@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field, Schema
+from deltalake import CommitProperties, DeltaTable, Field, Schema
 
-from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
+from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen, commit_path
 from txmq.delta.checkpoints import checkpoint_now, checkpoint_soon
 from txmq.delta.commit_writer import CommitWriter, Passed, new_token
+from txmq.delta.credentials import with_options
 from txmq.delta.failures import begin_use, pause, translated
 from txmq.delta.file_rows import SmallFiles
 from txmq.delta.files import CommitLimits, DataFile, added_file, partition_columns, removed_file
@@ -33,6 +34,7 @@ from txmq.errors import (
 )
 from txmq.ground.clock import elapsed_ms
 from txmq.ground.fail_points import FailPoint, reached
+from txmq.ground.random_names import new_uuid
 
 if TYPE_CHECKING:
     from deltalake.table import TableAlterer
@@ -40,12 +42,27 @@ if TYPE_CHECKING:
 REWRITE_MARK = "txmq-rewrite"
 # A file up to this size is made in memory and put by one request.
 SMALL_FILE_BYTES = 4 * 1024 * 1024
+# delta-rs tries no version but the one after the pinned one.
+DIRECTLY = CommitProperties(max_commit_retries=0)
 # Files that waited longer for their commit are looked up right before it.
 LOOK_AFTER_MS = 60_000
 # The version that was seen before (None where the log was opened anew since the last own commit,
 # and may be another one), the commits of others since (None where they were too many to keep), the
 # version of the own commit.
 Watch = Callable[[int | None, Sequence[Passed] | None, int], None]
+
+
+class Base(NamedTuple):
+    """A version of a table without its rows: it stays the same while others append alone.
+
+    Attributes:
+        rewrites: how often txmq replaced or removed files.
+    """
+
+    table_id: str
+    properties: Mapping[str, str]
+    columns: pa.Schema
+    rewrites: int
 
 
 class TableWriter:
@@ -173,21 +190,28 @@ class TableWriter:
         """Do as `replace_files`, for rows."""
         self.replace_files(self.new_files(rows), marks)
 
-    def replace_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
+    def replace_files(
+        self, files: Sequence[NewFile], marks: Mapping[str, int], *, is_another_table: bool = False
+    ) -> None:
         """Do as `swap_files`, but replace all files of the table; readers see the change.
+
+        With `is_another_table` the table gets another id: its versions are no longer those that a
+        stream of Spark has in its checkpoint, and the stream is told so.
 
         Raises: CommitRefusedError where another writer moved these marks or rewrote files.
         """
         self._check_kept(files)
         removed = [removed_file(file, is_news=True) for file in self._files.all()]
-        self._replace([added_file(file) for file in files], removed, marks)
+        metadata = self._log.snapshot.definition.metadata_action
+        other = {**metadata, "id": str(new_uuid())} if is_another_table else None
+        self._replace([added_file(file) for file in files], removed, marks, other)
 
     def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> int:
         """Replace files by files with the same rows; return the version, no news to readers.
 
         delta-rs lets two writers remove the same file, which would double its rows. This commit is
-        refused after another one that removed a file of it; an older txmq is refused by a mark
-        (docs/decisions/0011, 0045).
+        refused after another one that removed a file of it; one of delta-rs that comes after it is
+        refused by its metadata, an older txmq by a mark (docs/decisions/0011, 0045).
 
         Raises: CommitRefusedError where another call was first, or somebody deleted rows.
         """
@@ -204,25 +228,42 @@ class TableWriter:
         self._replace((), [removed_file(file, is_news=True) for file in files], marks or {})
 
     def _replace(
-        self, added: Sequence[AddedFile], removed: Sequence[RemovedFile], marks: Mapping[str, int]
+        self,
+        added: Sequence[AddedFile],
+        removed: Sequence[RemovedFile],
+        marks: Mapping[str, int],
+        metadata: Mapping[str, Any] | None = None,
     ) -> int:
         since = self._log.newest_seen
         rewrites = {REWRITE_MARK: (self._log.mark(REWRITE_MARK) or 0) + 1}
-        return self._commit(added, removed, {**rewrites, **marks}, since)
+        if removed and metadata is None:
+            metadata = self._log.snapshot.definition.metadata_action
+        return self._commit(added, removed, {**rewrites, **marks}, since, metadata=metadata)
+
+    @property
+    def base(self) -> Base:
+        """What work on the whole pinned version was computed from, but for what others append.
+
+        Who lets others append meanwhile, and so refreshes before the commit, compares it first.
+        """
+        log = self._log
+        return Base(log.table_id, log.properties(), log.columns, log.mark(REWRITE_MARK) or 0)
 
     # Any commit.
 
-    def _commit(
+    def _commit(  # noqa: PLR0913, PLR0917 - all that a commit has
         self,
         added: Sequence[AddedFile],
         removed: Sequence[RemovedFile],
         marks: Mapping[str, int],
         since: Seen,
         note: str = "",
+        metadata: Mapping[str, Any] | None = None,
     ) -> int:
         """Commit after what this object has seen; return the version of the commit."""
         log, limits = self._log, self._log.limits
-        commit = NewCommit(added, removed, marks, new_token(), note)
+        limits.check(self._name, added, removed)
+        commit = NewCommit(added, removed, marks, new_token(), note, metadata=metadata)
         with translated(self._name):
             seen, passed = self._commits.commit(since, commit)
         is_same_log = log.has_committed
@@ -274,7 +315,8 @@ class TableWriter:
 
         Raises: CommitRefusedError, StorageError.
         """
-        fenced_ms = max(written_ms, CommitLimits.of(self._log.properties()).fenced_ms)
+        limits = CommitLimits.of(self._log.properties()).at(self._newest_commit_ms())
+        fenced_ms = max(written_ms, limits.fenced_ms)
         self.set_properties({SWEPT_PROPERTY: str(fenced_ms)})
 
     def _check_kept(self, files: Sequence[NewFile]) -> None:
@@ -283,10 +325,18 @@ class TableWriter:
         if limits.fenced_ms < 0 and all(now_ms - file.made_ms < LOOK_AFTER_MS for file in files):
             return
         paths = [file.path for file in files]
-        if swept := limits.swept(self._folder.written_ms(paths), paths):
+        written_ms = self._folder.written_ms(paths)
+        if limits.swept(written_ms, paths):
+            limits = limits.at(self._newest_commit_ms())
+        if swept := limits.swept(written_ms, paths):
             problem = f"maintenance may have removed {len(swept)} files that waited for this commit"
             next_step = "nothing was committed; write the rows again"
             raise FilesSweptError(self._name, f"{problem}; {next_step}")
+
+    def _newest_commit_ms(self) -> int | None:
+        """Return the store's time of the pinned commit; None if the commit is gone."""
+        path = commit_path(self._log.version)
+        return self._folder.written_ms([path]).get(path)
 
     # The definition of the table, by delta-rs.
 
@@ -302,21 +352,35 @@ class TableWriter:
 
     def _create(self, checkpoint_interval: int, extra: Mapping[str, str]) -> None:
         begin_use()
-        with translated(self._name):
+
+        def create(options: dict[str, str] | None) -> None:
             DeltaTable.create(
                 self._folder.location,
                 schema=self._schema.columns,
                 mode="ignore",
                 partition_by=list(self._schema.partition_by) or None,
                 configuration={**self._schema.properties(checkpoint_interval), **extra},
-                storage_options=dict(self._folder.options) or None,
+                storage_options=options,
                 raise_if_key_not_exists=False,
             )
 
-    def set_properties(self, values: Mapping[str, str]) -> None:
-        """Set properties of the table: one commit. Raises: CommitRefusedError, StorageError."""
         with translated(self._name):
-            self._altered().set_table_properties(dict(values), raise_if_not_exists=False)
+            with_options(self._folder.options, create)
+
+    def set_properties(self, values: Mapping[str, str], *, directly: bool = False) -> None:
+        """Set properties of the table: one commit.
+
+        What others appended since the pinned version stays before it. With `directly` the commit is
+        refused then, because somebody may have to look at it first.
+
+        Raises: CommitRefusedError, StorageError.
+        """
+        with translated(self._name):
+            self._altered().set_table_properties(
+                dict(values),
+                raise_if_not_exists=False,
+                commit_properties=DIRECTLY if directly else None,
+            )
         self._log.refresh()
 
     def check_columns(self, columns: Sequence[pa.Field]) -> list[Field]:
@@ -335,21 +399,29 @@ class TableWriter:
             raise StorageError(self._name, problem)
         return [field for field, other in pairs if other is None]
 
-    def add_columns(self, columns: Sequence[pa.Field]) -> None:
+    def add_columns(self, columns: Sequence[pa.Field], *, directly: bool = False) -> None:
         """Add the missing columns as the last ones, null in all rows: one commit, or none.
 
-        Raises: as `check_columns`.
+        `directly` as in `set_properties`.
+
+        Raises: as `check_columns`; CommitRefusedError.
         """
         missing = self.check_columns(columns)
         if missing:
             with translated(self._name):
-                self._altered().add_columns(missing)
+                self._altered().add_columns(
+                    missing, commit_properties=DIRECTLY if directly else None
+                )
             self._log.refresh()
 
     def _altered(self) -> TableAlterer:
-        """Return what changes the pinned version; delta-rs refuses if another writer changed it."""
-        options = dict(self._folder.options) or None
-        handle = DeltaTable(
-            self._folder.location, version=self._log.version, storage_options=options
+        """Return what changes the definition of the pinned version.
+
+        delta-rs refuses where another writer changed it, and goes on behind one who appended.
+        """
+        location, version = self._folder.location, self._log.version
+        handle = with_options(
+            self._folder.options,
+            lambda options: DeltaTable(location, version=version, storage_options=options),
         )
         return handle.alter

@@ -1,6 +1,8 @@
-"""Computes again what lost a race: the one loop for commits that are refused.
+"""Computes again what lost a race: the loop for commits that were computed from the table itself.
 
-The rule for their base stands here too: a commit goes on top of the version that was read.
+The rule for their base stands here too: a commit goes on top of the version that was read. Plain
+appends need no loop, for `commit_writer` puts them behind what others appended. Work that may
+follow appends of others, as a rebuild, compares `TableWriter.base` instead.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Return milliseconds since 1970-01-01 UTC."""
-        return _wall_ms()
+        # Here and not by `_wall_ms`: each send asks four times.
+        return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

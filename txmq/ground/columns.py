@@ -5,9 +5,10 @@ Texts are hashed once into whole numbers, since `group_by` on strings is much sl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+_NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _FIRST_TIME = datetime.min.replace(tzinfo=UTC)
@@ -192,6 +194,54 @@ def place_in_group(groups: Any) -> Integers:
     return places
 
 
+# --- rows that other programs may have written ----------------------------------------------------
+
+
+def sound_rows(
+    rows: pa.Table, required: Collection[str], limits: Mapping[str, int] = _NO_LIMITS
+) -> pa.Table:
+    """Return the rows that txmq may have written; other programs append any.
+
+    Of the others a required value is null, a number is below 0 or at its limit, a text is not
+    UTF-8, Python has no such time, or a list has a null in it. Behind this door values can be taken
+    out of the columns, and added up.
+
+    Args:
+        rows: any columns; those that are missing are not asked for.
+        required: the columns that have no null.
+        limits: what whole numbers are below, by column.
+    """
+    is_sound = np.ones(rows.num_rows, dtype=bool)
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        if name in required and column.null_count:
+            is_sound &= flags(pc.is_valid(column))
+        if name in limits:
+            numbers = integers(column, 0)
+            is_sound &= (numbers >= 0) & (numbers < limits[name])
+        elif not _are_python_values(column) or pa.types.is_list(column.type):
+            is_sound &= _are_sound(column)
+    return only(rows, is_sound)
+
+
+def _are_sound(column: pa.ChunkedArray) -> Flags:
+    """Tell of each value whether Python has it; slowly, but hardly ever are there such columns."""
+    if pa.types.is_list(column.type):
+        lists = whole(column)
+        gaps = pc.list_parent_indices(lists).filter(pc.is_null(pc.list_flatten(lists)))
+        without_gaps = np.ones(len(lists), dtype=bool)
+        without_gaps[gaps.to_numpy()] = False
+        return without_gaps
+    return np.fromiter(map(_is_python_value, column), dtype=bool, count=len(column))
+
+
+def _is_python_value(scalar: Any) -> bool:
+    try:
+        scalar.as_py()
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
 def python_values(column: Any) -> list[Any]:
     """Return the values of a column, also if one of them is no Python value.
 
@@ -211,6 +261,26 @@ def python_rows(rows: pa.Table) -> list[dict[str, Any]]:
     return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
+def with_python_values(rows: pa.Table) -> pa.Table:
+    """Return the rows with values as `python_values`, for those who take them out themselves."""
+    columns = [
+        column if _are_python_values(column) else pa.array(python_values(column), column.type)
+        for column in rows.columns
+    ]
+    return pa.table(columns, schema=rows.schema)
+
+
+def _are_python_values(column: pa.ChunkedArray) -> bool:
+    """Tell whether `to_pylist` can read all values of a column; bodies are not copied for it."""
+    try:
+        column.validate(full=True)
+        if pa.types.is_temporal(column.type):
+            pc.min_max(column).as_py()
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
 def _python_value(scalar: Any) -> Any:
     if not scalar.is_valid:
         return None
@@ -221,4 +291,7 @@ def _python_value(scalar: Any) -> Any:
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):
-        return _FIRST_TIME if scalar.value < 0 else _LAST_TIME
+        bounds = (
+            (date.min, date.max) if pa.types.is_date(scalar.type) else (_FIRST_TIME, _LAST_TIME)
+        )
+        return bounds[scalar.value > 0]

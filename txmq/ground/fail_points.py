@@ -36,6 +36,8 @@ class FailPoint(enum.StrEnum):
     DUE_FOUND = "check.due_found"
     LEASE_TAKEN = "check.lease_taken"
     CHECKS_DECIDED = "check.decided"
+    FENCE_COMMITTED = "listener.fence_committed"
+    FENCE_RAISED = "listener.fence_raised"
     CHECKS_ANSWERED = "check.answered"
     CHECKS_COMMITTED = "check.committed"
     LEASE_RETURNED = "check.lease_returned"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
+import socket
 import threading
 import time
 import weakref
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol
 
 from txmq.errors import EnvironmentProblemError
@@ -26,6 +29,20 @@ STEADY_S = 30.0
 EXIT_WAIT_S = 10.0
 # Set where services are told to stop while they start.
 _stopping_start: ContextVar[threading.Event | None] = ContextVar("stopping_start", default=None)
+
+
+class OfOneProcess:
+    """What has threads, locks or open tables: it stays in its process and is not pickled."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Refuse to be pickled, for which Spark and multiprocessing give a lock as the reason."""
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} is not pickled: its threads and locks belong to this process. Make one where"
+            " it is used, such as inside the function that Spark runs; a Store is pickled"
+        )
 
 
 class ServiceHandle(Protocol):
@@ -46,7 +63,7 @@ class ServiceHandle(Protocol):
         ...
 
 
-class ThreadHandle:
+class ThreadHandle(OfOneProcess):
     """A service that is a loop in its own thread; a subclass implements one turn of it."""
 
     def __init__(
@@ -67,17 +84,25 @@ class ThreadHandle:
         return threading.Thread(target=self._run, name=f"txmq-{self._name}", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread; it ends with the process at the latest."""
+        """Start the thread; it ends with the process at the latest.
+
+        Raises: EnvironmentProblemError where Java, which started this process, has ended.
+        """
         close_at_exit(self._end_at_exit)
+        # After it: if Java ends between the two, the thread is told to stop.
+        end_with_spark_submit()
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current turn; returns when the thread has ended."""
+        """Stop after the current turn; returns when the thread has ended, if it was started."""
         self._stopping.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _end_at_exit(self) -> None:
         self._stopping.set()
+        if self._thread.ident is None:
+            return
         self._thread.join(EXIT_WAIT_S)
         if self._thread.is_alive():
             logger.warning("the %s service does not end; the process ends under it", self._name)
@@ -271,6 +296,36 @@ def caused(
 # --- the end of the process -----------------------------------------------------------------------
 
 
+@contextmanager
+def set_by_signals(event: threading.Event) -> Iterator[None]:
+    """Let SIGTERM and SIGINT only set the event, in this block, so that work in hand is finished.
+
+    A handler runs in the main thread between any two steps of it, also where that thread is within
+    `Event.wait` and holds its lock: `Event.set` would wait there for ever. So the handler puts the
+    signal into a queue that may be entered again, and a thread sets the event.
+
+    Call it in the main thread, which alone receives signals.
+    """
+    signals: SimpleQueue[int | None] = SimpleQueue()
+
+    def set_event() -> None:
+        if signals.get() is not None:
+            event.set()
+
+    threading.Thread(target=set_event, name="txmq-signals", daemon=True).start()
+    # No line of the log: this thread may be within another one, and both would be lost.
+    previous = {
+        number: signal.signal(number, lambda caught, _frame: signals.put(caught))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signals.put(None)
+
+
 def close_at_exit(close: Callable[[], object]) -> None:
     """Call a bound method when Python ends, unless its object is gone; the newest one first.
 
@@ -289,6 +344,8 @@ class _Exits:
     def __init__(self) -> None:
         self._closers: list[tuple[int, weakref.WeakMethod[Callable[[], object]]]] = []
         self._lock, self._is_registered = threading.Lock(), False
+        # Python ends only when who closes already has come to its end.
+        self._closing = threading.Lock()
 
     def add(self, close: Callable[[], object]) -> None:
         with self._lock:
@@ -300,15 +357,77 @@ class _Exits:
                 self._is_registered = True
 
     def close_all(self) -> None:
-        while self._closers:
-            pid, ref = self._closers.pop()
-            close = ref()
-            if close is None or pid != os.getpid():
-                continue
-            try:
-                close()
-            except BaseException:
-                logger.exception("%r could not be closed at the end of the process", close)
+        with self._closing:
+            while self._closers:
+                self._close(*self._closers.pop())
+
+    def _close(self, pid: int, ref: weakref.WeakMethod[Callable[[], object]]) -> None:
+        close = ref()
+        if close is None or pid != os.getpid():
+            return
+        try:
+            close()
+        except BaseException:
+            logger.exception("%r could not be closed at the end of the process", close)
 
 
 _exits = _Exits()
+
+
+# --- the end of spark-submit ----------------------------------------------------------------------
+
+# Java, which spark-submit is, sets it in the environment of the Python process that it starts.
+GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
+# There, Python has another parent than Java, and ends with its machine.
+_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
+CONNECT_WAIT_S = 10.0
+# So long a process whose Java has ended may take to stop what runs in it.
+STOP_LIMIT_S = 60.0
+# The processes that hold a connection, by their ids: whether Java still runs.
+_java_runs: dict[int, bool] = {}
+
+
+def end_with_spark_submit() -> None:
+    """Let this process end when the Java process of spark-submit ends, which started it.
+
+    A signal to spark-submit reaches Java alone. Python would go on for ever where it does not need
+    Java: it would ask listeners and write fences by settings of yesterday. So a thread holds a
+    connection to Java. When Java ends, by whatever, it breaks: then what runs here is stopped as at
+    the end of Python, and after STOP_LIMIT_S the process ends under it.
+
+    Does nothing in a process that spark-submit did not start, and at a second call.
+
+    Raises: EnvironmentProblemError where Java has ended already.
+    """
+    port, pid = os.environ.get(GATEWAY_PORT), os.getpid()
+    if not port or _java_runs.get(pid) or _DATABRICKS in os.environ:
+        return
+    try:
+        gateway = socket.create_connection(("127.0.0.1", int(port)), CONNECT_WAIT_S)
+    except (OSError, ValueError, OverflowError) as error:
+        step = f"Submit the job again. A process that shall live without Java: unset {GATEWAY_PORT}"
+        problem = f"spark-submit's Java process has ended: nobody listens at its port {port}"
+        raise EnvironmentProblemError(problem, step) from error
+    gateway.settimeout(None)
+    _java_runs[pid] = True
+    threading.Thread(target=_end_with, args=(gateway,), name="txmq-java", daemon=True).start()
+
+
+def _end_with(gateway: socket.socket) -> None:
+    """Wait for the end of Java, then stop all and end the process; nothing may keep it alive."""
+    try:
+        _wait_for_end(gateway)
+        _java_runs[os.getpid()] = False
+        logger.error("spark-submit's Java process has ended; this process stops and ends with it")
+        threading.Thread(target=_exits.close_all, name="txmq-ending", daemon=True).start()
+        time.sleep(STOP_LIMIT_S)
+    finally:
+        os._exit(1)
+
+
+def _wait_for_end(gateway: socket.socket) -> None:
+    try:
+        while gateway.recv(1):
+            pass
+    except OSError:
+        return

@@ -26,6 +26,7 @@ from txmq.listeners.protocol import (
     BUSY,
     CHECK_ARROW_SET,
     HEAD_COLUMNS,
+    LEFT,
     OUTCOMES,
     TIMED_OUT,
     Answered,
@@ -68,6 +69,7 @@ _STATES = pa.array([state.value for state in LocalTransactionState])
 # Numbers in arrays: of a state that is not in _STATES, and of a transaction without a row.
 _NO_STATE, _NO_ROW = -1, -1
 _DOUBTS = pa.array([Reason.NO_ANSWER.value, Reason.CONTRADICTION.value, Reason.NO_STATE.value])
+USE_SESSION = "use_session"
 SetCall = Callable[[pa.Table], object]
 
 
@@ -234,8 +236,11 @@ class SetAsker:
 def call_of(listener: Any, spark: SparkSession | None) -> SetCall | None:
     """Return the function that asks the listener about a set; None if it has no set form here.
 
-    A listener with the Spark form alone has none without a Spark session.
+    A listener with the Spark form alone has none without a Spark session. One with `use_session`
+    gets the session.
     """
+    if spark is not None and hasattr(listener, USE_SESSION):
+        getattr(listener, USE_SESSION)(spark)
     if answers_sets(listener, with_spark=False):
         arrow_call: SetCall = getattr(listener, CHECK_ARROW_SET)
         return arrow_call
@@ -269,8 +274,8 @@ def set_answers(value: object, transaction_ids: pa.Array) -> SetAnswers:
     """Check what a set listener returned, and give each question an outcome.
 
     A transaction is UNKNOWN if it has no row (NO_ANSWER), rows with different states
-    (CONTRADICTION), or text that is no state (NO_STATE). If the value is no table of
-    transaction_id and state, all transactions are UNKNOWN.
+    (CONTRADICTION), or text that is no state (NO_STATE). One without a state whose reason is LEFT
+    keeps both. If the value is no table of transaction_id and state, all transactions are UNKNOWN.
 
     Args:
         value: what the listener returned: transaction_id, state and, if wanted, reason.
@@ -324,7 +329,16 @@ def _outcomes(answers: pa.Table, transaction_ids: pa.Array) -> pa.Table:
     states = pc.if_else(is_certain, answers["state"].combine_chunks().take(rows), _UNKNOWN)
     doubts = _DOUBTS.take(pa.array(doubt, mask=doubt < 0))
     reasons = pc.if_else(is_certain, _bounded(answers["reason"]).take(rows), doubts)
+    is_left = pc.coalesce(_left(answers).take(rows), pa.scalar(value=False))
+    states = pc.if_else(is_left, pa.scalar(None, pa.string()), states)
+    reasons = pc.if_else(is_left, LEFT, reasons)
     return pa.table([transaction_ids, states, reasons], OUTCOMES)
+
+
+def _left(answers: pa.Table) -> pa.Array:
+    """Tell which answers leave their transactions for a later call."""
+    is_left = pc.equal(answers["reason"], LEFT)
+    return pc.and_kleene(pc.is_null(answers["state"]), is_left).combine_chunks()
 
 
 def _doubts(place: Integers, state: Integers, count: int) -> Integers:

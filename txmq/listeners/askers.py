@@ -19,13 +19,16 @@ from txmq.listeners.answering import CheckWatch, RowAsker, SetAsker, call_of
 from txmq.listeners.heads import Heads, heads_of
 from txmq.listeners.hooks import Hooks
 from txmq.listeners.protocol import (
+    BUSY,
     CHECK_SET,
+    LEFT,
     OUTCOMES,
     CheckListener,
     Collect,
     Reason,
     answers_rows,
     head_columns,
+    same_outcome,
 )
 from txmq.listeners.remote import RemoteAskers
 from txmq.message.message import LocalTransactionState
@@ -197,12 +200,12 @@ class AskedRound:
     def take(self, until_s: float = math.inf) -> pa.Table:
         """Return OUTCOMES of the groups that are over by the monotonic time `until_s`, each once.
 
-        It waits until then at the latest; a group is over at the end of its timeout.
+        It waits until then at the latest; a group is over at the end of its timeout. What a
+        listener left for its next call has no outcome, and stays due.
         """
         over = [group for group, collect in self._open.items() if collect.wait(until_s)]
-        answered = pa.concat_tables(
-            [OUTCOMES.empty_table(), *(self._open.pop(group)() for group in over)]
-        )
+        groups = [self._without_left(self._open.pop(group)()) for group in over]
+        answered = pa.concat_tables([OUTCOMES.empty_table(), *groups])
         done = self._defaults.filter(
             pc.invert(
                 pc.is_in(self._defaults["transaction_id"], value_set=self._not_done(answered))
@@ -210,6 +213,16 @@ class AskedRound:
         )
         self._forget(answered, done)
         return pa.concat_tables([answered, done])
+
+    def _without_left(self, outcomes: pa.Table) -> pa.Table:
+        """Take out what a listener left for its next call; if it left all, they are BUSY."""
+        is_left = pc.fill_null(pc.equal(outcomes["reason"], LEFT), fill_value=False)
+        is_left = pc.and_(is_left, pc.is_null(outcomes["state"]))
+        left = outcomes["transaction_id"].filter(is_left).combine_chunks()
+        if len(left) == outcomes.num_rows:
+            return same_outcome(left, BUSY)
+        self.leave(left)
+        return outcomes.filter(pc.invert(is_left))
 
     def _not_done(self, answered: pa.Table) -> pa.Array:
         answers = answered["transaction_id"].combine_chunks()

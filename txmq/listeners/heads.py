@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from txmq.delta.files import DataFile
 from txmq.delta.table import Table
 from txmq.errors import StorageError
-from txmq.ground.columns import Integers, integers
+from txmq.ground.columns import Integers, integers, python_values, with_python_values
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage
 from txmq.message.ids import HEAD_SEQUENCE
 from txmq.message.names import unwrapped
@@ -78,7 +78,10 @@ def heads_of(
 
 
 def half_messages(heads: pa.Table) -> list[HalfMessage]:
-    """Return heads as objects; log a head that cannot be parsed, and leave it out."""
+    """Return heads as objects; log a head that cannot be parsed, and leave it out.
+
+    A time of another writer that Python has not becomes the first or the last one that it has.
+    """
     messages = []
     for row in heads.to_pylist():
         try:
@@ -204,7 +207,10 @@ def _log_unreadable(file: DataFile, error: Exception) -> None:
 
 
 def _as_heads(rows: pa.Table, questions: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Name stored rows as HalfMessage, with check_times, in the order of `questions`."""
+    """Name stored rows as HalfMessage, with check_times, in the order of `questions`.
+
+    Listeners take the values out themselves, so Python has each of them.
+    """
     ids = questions["transaction_id"].combine_chunks()
     question = pc.index_in(rows["transaction_id"], value_set=ids)
     order = pc.sort_indices(question)
@@ -217,11 +223,11 @@ def _as_heads(rows: pa.Table, questions: pa.Table, columns: Sequence[str]) -> pa
         heads[name] = _unwrapped(heads[name])
     if "message_count" in heads:
         heads["message_count"] = pc.fill_null(heads["message_count"], 0)
-    return pa.table({name: heads[name] for name in columns})
+    return with_python_values(pa.table({name: heads[name] for name in columns}))
 
 
 def _unwrapped(names: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return names without their namespaces; unwrap each distinct name once."""
     stored = pc.unique(names).drop_null()
-    unwrapped_names = pa.array([unwrapped(name) for name in stored.to_pylist()], pa.string())
+    unwrapped_names = pa.array(map(unwrapped, python_values(stored)), pa.string())
     return unwrapped_names.take(pc.index_in(names, value_set=stored))

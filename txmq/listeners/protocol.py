@@ -335,6 +335,7 @@ class Reason(enum.StrEnum):
     TIMEOUT = "TIMEOUT"
     UNREADABLE = "UNREADABLE"
     NOT_DUE = "NOT_DUE"
+    PRODUCER_LIVES = "PRODUCER_LIVES"
     NOT_ACKNOWLEDGED = "NOT_ACKNOWLEDGED"
     LATE = "LATE"
     NO_ANSWER = "NO_ANSWER"
@@ -363,6 +364,8 @@ class NotReached:
 
 
 Outcome = Answered | NotReached
+# A set listener says this instead of a state: it had no time for this one in this call.
+LEFT = "LEFT"
 TIMED_OUT = Answered(LocalTransactionState.UNKNOWN, Reason.TIMEOUT)
 BUSY = NotReached(Reason.BUSY)
 

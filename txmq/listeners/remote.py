@@ -233,7 +233,7 @@ class RemoteAsker:
         """Begin a round with these questions: one commit; its end is another."""
         questions = {
             row["transaction_id"]: RemoteQuestion(row["check_times"], row["client_id"])
-            for row in heads.to_pylist()
+            for row in heads.select(["transaction_id", "check_times", "client_id"]).to_pylist()
         }
         wait = _Wait(str(uuid.uuid4()), time.monotonic(), self._timeout_s)
         self._requests.change(lambda now: now.begun(wait.round_id, questions), self._clock.now_ms())

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain
 
 import pyarrow.fs as pa_fs
 
@@ -14,6 +15,7 @@ from txmq.delta.folder import rooted_filesystem
 from txmq.delta.log_files import delete_files, log_files, named_by
 from txmq.delta.table import Table
 from txmq.errors import StorageError
+from txmq.store.renewals import RENEWAL_FOLDER
 from txmq.store.store import SERVICE_CHECKPOINTS, Store
 from txmq.store.store_clock import CLOCK_FOLDER
 
@@ -94,11 +96,17 @@ def remove_checkpoints(store: Store, is_old: IsOld) -> int:
 
 
 def remove_clock_files(store: Store, is_old: IsOld) -> int:
-    """Delete old files that killed processes wrote to learn the store's time; 0 commits."""
+    """Delete old files of killed processes: their looks at the store's time, their renewals.
+
+    Commits: 0.
+    """
     filesystem = rooted_filesystem(store.location, store.storage_options)
-    selector = pa_fs.FileSelector(CLOCK_FOLDER, allow_not_found=True)
-    infos = filter(_is_file, filesystem.get_file_info(selector))
-    old = [info.path for info in infos if is_old(_written_ms(info))]
+    selectors = [
+        pa_fs.FileSelector(folder, allow_not_found=True)
+        for folder in (CLOCK_FOLDER, RENEWAL_FOLDER)
+    ]
+    infos = chain.from_iterable(map(filesystem.get_file_info, selectors))
+    old = [info.path for info in filter(_is_file, infos) if is_old(_written_ms(info))]
     for path in old:
         with suppress(FileNotFoundError):
             filesystem.delete_file(path)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,26 +23,35 @@ import pyarrow.compute as pc
 from txmq.check.open_transactions import OpenTransactions
 from txmq.delta.files import DataFile
 from txmq.delta.table import Table
-from txmq.errors import CommitRefusedError, StorageError
+from txmq.errors import CommitRefusedError, StorageError, UnsupportedTableError
 from txmq.ground.clock import Clock, affine, milliseconds
+from txmq.ground.columns import sound_rows
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.results import Sum
 from txmq.message.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
+from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.progress import PublishProgress
 from txmq.publish.settle import are_ended
 from txmq.store.claim_writer import ClaimWriter
-from txmq.store.known import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE, MaintenanceValue
+from txmq.store.known import (
+    FORGOTTEN_BEFORE,
+    SCHEDULE_FORGOTTEN_BEFORE,
+    TOPIC_BEGIN,
+    MaintenanceValue,
+    begin_of,
+    maintenance_value,
+)
 from txmq.store.op import OpRow
 from txmq.store.set_aside import read_set_aside
-from txmq.store.settled import NOTHING
+from txmq.store.settled import NOTHING, SettledLog, scheduled_among
 from txmq.store.store import Store
 from txmq.store.store_clock import StoreClock
+from txmq.store.topic import remove_messages
 
 logger = logging.getLogger(__name__)
 
 CLAIMS_A_COMMIT = 50_000
 OLDER_THAN_RETENTION = "OLDER_THAN_RETENTION"
-TOPIC_BEGIN = "topic_begin"
 _HOUR_MS = 3_600_000
 _FINAL = pa.array([state.value for state in FINAL_STATES])
 # Before every file.
@@ -207,26 +217,27 @@ class Retention:
             pc.is_in(facts["state"], value_set=_FINAL), pc.less_equal(facts["op_version"], version)
         )
         ended = facts.filter(is_published)["transaction_id"]
-        ended = ended.filter(pc.invert(pc.is_in(ended, value_set=self._set_aside())))
+        waiting = _set_aside(self._store, self._logs.settled)
+        ended = ended.filter(pc.invert(pc.is_in(ended, value_set=waiting)))
         return bool(pc.all(pc.is_in(ids, value_set=ended), min_count=0).as_py())
-
-    def _set_aside(self) -> pa.Array:
-        """Read which transactions are set aside: their messages may not be visible yet."""
-        value = read_set_aside(self._store.tables, self._logs.settled.set_aside_count)
-        return pa.array(list(value.transactions), pa.string())
 
     def _remove_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
         """Remove due dates whose messages are all delivered or recalled, and published."""
         gone = [day for day, files in days.items() if self._all_delivered(files, version)]
         if gone:
+            before = begin_of(maintenance_value(self._store), SCHEDULE_TOPIC)
             self._forget_before(max(gone) + timedelta(days=1), SCHEDULE_FORGOTTEN_BEFORE)
-            self._schedule.table.writer.remove([file for day in gone for file in days[day]])
+            begin = begin_of(maintenance_value(self._store), SCHEDULE_TOPIC)
+            files_gone = [file for day in gone for file in days[day]]
+            remove_messages(self._schedule.table, files_gone, before, begin)
             reached(FailPoint.DUE_DAYS_REMOVED)
         return tuple(gone)
 
     def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
         rows = self._schedule.table.rows.read(files, ("transaction_id", "sequence"))
-        is_set_aside = pc.is_in(rows["transaction_id"], value_set=self._set_aside())
+        rows = scheduled_among(rows)
+        waiting = _set_aside(self._store, self._logs.settled)
+        is_set_aside = pc.is_in(rows["transaction_id"], value_set=waiting)
         if pc.any(is_set_aside, min_count=0).as_py():
             return False
         return bool(are_ended(rows, self._logs.settled, version).all())
@@ -270,6 +281,12 @@ class Retention:
             register.swap(seen, value, self._clock.now_ms())
 
 
+def _set_aside(store: Store, settled: SettledLog) -> pa.Array:
+    """Read which transactions are set aside: not all of their messages may be visible yet."""
+    value = read_set_aside(store.tables, settled.set_aside_count)
+    return pa.array(list(value.transactions), pa.string())
+
+
 def _by_day(files: Iterable[DataFile], column: str) -> dict[date, list[DataFile]]:
     """Group files by day, oldest first; a file without a day was written by hand, and stays."""
     by_day: dict[date, list[DataFile]] = {}
@@ -300,8 +317,9 @@ def _readable_ids(table: Table, files: Iterable[DataFile]) -> tuple[pa.Array, bo
             logger.warning("%s: a day is kept, because of %s", table.name, problem)
             is_whole = False
         else:
+            rows = sound_rows(rows, ("transaction_id",))
             ids = pc.unique(pa.concat_arrays([ids, pc.unique(rows["transaction_id"])]))
-    return ids.drop_null(), is_whole
+    return ids, is_whole
 
 
 def _is_free(table: Table, files: Sequence[DataFile], before: Sequence[Table]) -> bool:
@@ -358,27 +376,48 @@ class TopicRetention:
         if not hours:
             return 0
         version = published_up_to(self._store)
-        looks = {name: self._old(name, limit_h, version) for name, limit_h in hours.items()}
+        # Read after the version: what is set aside up to it was registered before.
+        waiting = _set_aside(self._store, self._store.tables.logs().settled)
+        looks = {
+            name: self._old_of_usable(name, reserved_h, version, waiting)
+            for name, reserved_h in hours.items()
+        }
         old = {name: files for name, files in looks.items() if files is not None}
         if not old:
             return 0
         # Recorded before files are removed, so that verify never meets an unexplained gap.
         begins = {name: files.op_version for name, files in old.items()}
-        tell_topic_begin(self._store, begins, self._clock.now_ms())
+        told = tell_topic_begin(self._store, begins, self._clock.now_ms())
         reached(FailPoint.DAYS_FORGOTTEN)
-        return sum(_removed(name, files) for name, files in old.items())
+        return sum(_removed(name, files, told[name]) for name, files in old.items())
 
-    def _old(self, topic: str, reserved_time_h: float, version: int) -> _Old | None:
+    def _old_of_usable(
+        self, topic: str, reserved_time_h: float, version: int, waiting: pa.Array
+    ) -> _Old | None:
+        """Do as `_old`; a topic that cannot be used keeps its files, and the others go on."""
+        try:
+            return self._old(topic, reserved_time_h, version, waiting)
+        except UnsupportedTableError as error:
+            logger.error("retention of topic %s: %s", topic, error)  # noqa: TRY400
+            return None
+
+    def _old(
+        self, topic: str, reserved_time_h: float, version: int, waiting: pa.Array
+    ) -> _Old | None:
+        """Find the files that are too old; none from the first that may show one of `waiting`.
+
+        Who publishes the rest of such a transaction later looks here for what is shown already.
+        """
         table = self._store.tables.table_at(f"topics/{topic}")
         if not table.exists():
             return None
+        shown = {file.path for file in table.files.holding("transaction_id", waiting)}
         limit_ms = self._clock.now_ms() - reserved_time_h * _HOUR_MS
         # A file without statistics is kept, since its newest op version is unknown.
-        published = [
-            span
-            for span in table.files.ranges("op_version")
-            if span.high is not None and span.high < version
-        ]
+        spans = table.files.ranges("op_version")
+        lows = (NOTHING if s.low is None else s.low for s in spans if s.file.path in shown)
+        end = min([version, *lows])
+        published = [span for span in spans if span.high is not None and span.high < end]
         files = [span.file for span in published]
         newest_ms = self._newest_ms_of(topic, table, files)
         old = [span for span in published if newest_ms[span.file.path] <= limit_ms]
@@ -407,22 +446,22 @@ class TopicRetention:
         Publishers of older versions stamped their own time, which may be wrong.
         """
         try:
-            newest = pc.max(
-                table.rows.read([file], ("store_timestamp",))["store_timestamp"]
-            ).as_py()
+            column = table.rows.read([file], ("store_timestamp",))["store_timestamp"]
         except (StorageError, OSError) as error:
             # It stays; the files beside it and other topics go on.
             logger.warning("%s: %s cannot be read (%s)", table.name, file.path, error)
             return math.inf
         written_ms = table.folder.written_ms([file.path]).get(file.path)
-        if newest is None or written_ms is None:
+        # Another program may have written a time that Python has not.
+        newest_us = pc.max(column.cast(pa.int64())).as_py()
+        if newest_us is None or written_ms is None:
             return math.inf
-        return max(milliseconds(newest), affine(self._clock).at(written_ms))
+        return max(float(newest_us // 1000), affine(self._clock).at(written_ms))
 
 
-def _removed(topic: str, old: _Old) -> int:
+def _removed(topic: str, old: _Old, told: Told) -> int:
     try:
-        old.table.writer.remove(old.files)
+        remove_messages(old.table, old.files, told.before, told.begin)
     except CommitRefusedError:
         # Another maintenance was faster or merged some of the files; the next round sees the rest.
         return 0
@@ -432,11 +471,17 @@ def _removed(topic: str, old: _Old) -> int:
 
 def topic_begins(store: Store) -> dict[str, int]:
     """Read, for each topic, the op version up to which its messages may have been removed."""
-    register = store.tables.register("maintenance", MaintenanceValue)
-    return dict(register.read().value.get(TOPIC_BEGIN, {}))
+    return dict(maintenance_value(store).get(TOPIC_BEGIN, {}))
 
 
-def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> None:
+class Told(NamedTuple):
+    """What `state/maintenance` said of a topic before, and says now: `begin_of`."""
+
+    before: int
+    begin: int
+
+
+def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> dict[str, Told]:
     """Record up to which op version messages of topics may be removed: one commit, or none.
 
     Raises: CommitRefusedError.
@@ -448,3 +493,4 @@ def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> No
     after = {**before, **newer}
     if after != before:
         register.swap(seen, {**seen.value, TOPIC_BEGIN: after}, now_ms)
+    return {name: Told(begin_of(seen.value, name), begin) for name, begin in newer.items()}

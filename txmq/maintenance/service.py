@@ -17,9 +17,9 @@ from typing import Any
 
 from txmq.delta.log_files import clean_log, log_files
 from txmq.delta.table import Table
-from txmq.errors import CommitRefusedError
+from txmq.errors import CommitRefusedError, UnsupportedTableError
 from txmq.ground.clock import Clock, affine
-from txmq.ground.handles import ThreadHandle, is_survivable
+from txmq.ground.handles import OfOneProcess, ThreadHandle, is_survivable
 from txmq.ground.results import Sum, plain
 from txmq.maintenance.compaction import Compacted, compact
 from txmq.maintenance.orphans import IsOld, remove_checkpoints, remove_clock_files, sweep
@@ -63,7 +63,7 @@ class MaintenanceResult(Sum):
         return {**compacted, **values, **retained, "failed": failed}
 
 
-class Maintenance:
+class Maintenance(OfOneProcess):
     """Looks after all tables of a store; needs no Spark. Not safe for several threads.
 
     Args:
@@ -133,7 +133,9 @@ class Maintenance:
 
     def _looked_after(self, path: str, table: Table) -> MaintenanceResult:
         """Make the log short first: a file that cannot be merged keeps nothing from that."""
-        result = MaintenanceResult()
+        result = self._attempt(path, partial(_opened, table))
+        if result.failed:
+            return result
         for step in (self._checkpointed, partial(self._log_cleaned, path), self._compacted):
             result += self._attempt(path, partial(step, table))
         return result
@@ -212,7 +214,11 @@ class Maintenance:
         except BaseException as error:
             if not is_survivable(error):
                 raise
-            logger.exception("maintenance of %s failed", name)
+            if isinstance(error, UnsupportedTableError):
+                # It is known what it is; the doctor names it too.
+                logger.error("maintenance of %s: %s", name, error)  # noqa: TRY400
+            else:
+                logger.exception("maintenance of %s failed", name)
             # The failure may be one of these handles, so the next round opens new ones.
             self._tables.pop(name, None)
             self._retention = self._topic_retention = None
@@ -241,6 +247,11 @@ class MaintenanceHandle(ThreadHandle):
             logger.exception("a round of maintenance failed")
             self.total += MaintenanceResult(failed={"round": str(error)})
         self.rounds += 1
+
+
+def _opened(table: Table) -> MaintenanceResult:
+    table.log.open()
+    return MaintenanceResult()
 
 
 def _swept(table: Table, is_old: IsOld) -> MaintenanceResult:

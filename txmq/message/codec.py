@@ -116,8 +116,8 @@ def _context_of(topic: str, own_id: str, properties: Mapping[str, str], key_id: 
     """Return the context of the message as it was first sent.
 
     A body of another message is read only where a message says that it is a retry, a dead letter or
-    a replay. A replay or a dead letter that fails again names itself as its origin, so the first
-    topic and the first id are kept.
+    a replay. A dead letter that another group reads names itself as the topic of its retry, and
+    earlier versions named a replay as its own origin, so the first topic and the first id are kept.
     """
     first_topic = properties.get(BODY_TOPIC, topic) if is_group_topic(topic) else topic
     is_copy = ORIGIN_MESSAGE_ID in properties

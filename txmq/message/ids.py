@@ -25,6 +25,8 @@ HEAD_SEQUENCE = 0
 _RANDOM_BITS = 74
 
 MAX_AHEAD_S = 3600.0
+# How the keys begin of what txmq sends once: what a consumer group sends back, or replays.
+SEND_BACK, REPLAY = "send-back\n", "replay\n"
 _ID_BYTES = 36
 # The hexadecimal digits of an id that tell its time.
 _TIME_PLACES = [*range(8), *range(9, 13)]
@@ -42,7 +44,20 @@ class IdempotencyKey:
 
     def transaction_id(self, producer_group: str, attempt: int) -> str:
         """Return the id of one attempt; the next attempt begins only after a rollback."""
-        return keyed_transaction_id(producer_group, self.key, self.time_ms, attempt)
+        return self.transaction_ids(producer_group, attempt)[0]
+
+    def transaction_ids(self, producer_group: str, attempt: int) -> tuple[str, ...]:
+        """Return all ids under which one attempt may have been made, that of today first.
+
+        A key that begins as those of a consumer group has ids of a space of its own: a group may
+        have the name of the producer group. An earlier txmq did not keep them apart.
+        """
+        plain = keyed_transaction_id(producer_group, self.key, self.time_ms, attempt)
+        if not self.key.startswith((SEND_BACK, REPLAY)):
+            return (plain,)
+        # No name of a group begins so.
+        own = keyed_transaction_id(f"\n{producer_group}", self.key, self.time_ms, attempt)
+        return own, plain
 
 
 def checked_key(key: object, moment: object, *, now_ms: int, reserved_s: float) -> IdempotencyKey:
@@ -115,9 +130,14 @@ def _uuid7(time_ms: int, random: int) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def is_transaction_id(text: object) -> bool:
+    """Tell whether this has the form of the id of a transaction."""
+    return isinstance(text, str) and _TRANSACTION_ID.fullmatch(text) is not None
+
+
 def check_transaction_id(transaction_id: object) -> str:
     """Return the id. Raises: TransactionNotFoundError if it cannot be the id of a transaction."""
-    if not isinstance(transaction_id, str) or not _TRANSACTION_ID.fullmatch(transaction_id):
+    if not isinstance(transaction_id, str) or not is_transaction_id(transaction_id):
         raise TransactionNotFoundError(transaction_id)
     return transaction_id
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from datetime import datetime, timedelta
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from txmq.errors import ConfigError, EnvironmentProblemError, InvalidBodyError, shown
 
@@ -22,13 +25,16 @@ _WITHOUT_JSON = (set, frozenset, bytes, bytearray, memoryview)
 # Of a body with many faults the first ones tell enough.
 FAULTS_SHOWN = 3
 ADAPTERS_KEPT = 256
+# The types of pandas' missing values, which a message without pandas does not load.
+_MISSING = ("NaTType", "NAType")
 
 
 def json_body(value: object) -> bytes:
     """Return a value as a body: JSON in UTF-8, without spaces, keys in their own order.
 
     The same value gives the same bytes, so a retry with an idempotency key may make them again.
-    Keys that are numbers, dates or the like become texts.
+    Keys that are numbers, dates or the like become texts. A scalar of numpy or pandas counts as the
+    value of Python that it stands for; a missing one (NaN, NaT, NA) is refused.
 
     Args:
         value: a dict, list, text, number, truth value or None; or a pydantic model, a dataclass, a
@@ -53,6 +59,7 @@ def json_body(value: object) -> bytes:
 
 def _plain(value: object) -> Any:
     """Convert a value to dicts with texts as keys, lists, texts and numbers."""
+    value = _of_python(value)
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (list, tuple)):
@@ -65,8 +72,29 @@ def _plain(value: object) -> Any:
     return _by_pydantic(value)
 
 
+def _of_python(value: object) -> object:
+    """Return a scalar of numpy or pandas as a value of Python, any other value as it is.
+
+    Raises: InvalidBodyError for a missing value, and for a time of numpy.
+    """
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        problem = f"has a {type(value).__name__} of numpy, whose unit JSON cannot say"
+        raise InvalidBodyError("body", f"{problem}; pass a datetime, as pandas.Timestamp(value) is")
+    value = value.item() if isinstance(value, np.generic) else value
+    if type(value).__name__ in _MISSING or (isinstance(value, float) and isnan(value)):
+        problem = "has a missing value (NaN, NaT or NA), which has no JSON"
+        advice = "pass None, as df.astype(object).where(df.notna(), None) does"
+        raise InvalidBodyError("body", f"{problem}; {advice}")
+    if isinstance(value, datetime) and hasattr(value, "to_pydatetime"):
+        return value.to_pydatetime()
+    if isinstance(value, timedelta) and hasattr(value, "to_pytimedelta"):
+        return value.to_pytimedelta()
+    return value
+
+
 def _key(key: object) -> str:
-    """Return the text of a key. Raises: ValueError for NaN."""
+    """Return the text of a key. Raises: InvalidBodyError for NaN."""
+    key = _of_python(key)
     if isinstance(key, str):
         return key
     if key is None or isinstance(key, (int, float)):

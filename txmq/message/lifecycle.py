@@ -73,8 +73,8 @@ class Claim:
     """One row of the op log, with its place in the order of all claims.
 
     Attributes:
-        life: how many RESUMEs its writer had seen; of a RESUME the life that it opens. None on
-            COMMIT and ROLLBACK, which fit any life.
+        life: how many RESUMEs its writer had seen; of a RESUME the life that it opens. A COMMIT or
+            ROLLBACK that names none fits any life; those of groups with keys name theirs.
         sequences: the messages that a DELIVER or RECALL is about; None means all of them.
     """
 
@@ -176,10 +176,11 @@ def next_state(standing: Standing, claim: Claim, halves: Halves) -> TransactionS
     """Return the state that a claim leads to, or None if it does not fit: the state machine."""
     states = TransactionState
     this_life, next_life = claim.life == standing.life, claim.life == standing.life + 1
+    no_other_life = this_life or claim.life is None
     match standing.state, claim.kind:
-        case states.PENDING, ClaimKind.COMMIT:
+        case states.PENDING, ClaimKind.COMMIT if no_other_life:
             return states.INCOMPLETE if halves.problem else states.COMMITTED
-        case states.PENDING | states.INCOMPLETE, ClaimKind.ROLLBACK:
+        case states.PENDING | states.INCOMPLETE, ClaimKind.ROLLBACK if no_other_life:
             return states.ROLLED_BACK
         case states.PENDING, ClaimKind.DISCARD if this_life:
             return states.DISCARDED

@@ -34,6 +34,7 @@ MESSAGE_COLUMNS = (
 )  # fmt: skip
 # Of more digits it is no count that txmq wrote.
 _TIMES = re.compile(r"\d{1,9}", re.ASCII)
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 Model = TypeVar("Model")
 
@@ -245,7 +246,7 @@ def sent_back_times(properties: Mapping[str, str]) -> int | None:
 def origin_place(properties: Mapping[str, str]) -> tuple[int, int] | None:
     """Return queue and offset of the message that a retry comes from; None if it is no retry."""
     queue, offset = properties.get(ORIGIN_QUEUE_ID, ""), properties.get(ORIGIN_QUEUE_OFFSET, "")
-    return (int(queue), int(offset)) if queue.isdecimal() and offset.isdecimal() else None
+    return _place(queue, offset)
 
 
 def first_places(properties: Mapping[str, str]) -> dict[str, tuple[int, int]]:
@@ -253,9 +254,20 @@ def first_places(properties: Mapping[str, str]) -> dict[str, tuple[int, int]]:
     places = {}
     for text in properties.get(FIRST_PLACES, "").split():
         group, *place = text.rsplit("/", 2)
-        if len(place) == 2 and all(map(str.isdecimal, place)):  # noqa: PLR2004 - a pair
-            places[group] = int(place[0]), int(place[1])
+        first = _place(*place) if len(place) == 2 else None  # noqa: PLR2004 - a pair
+        if first is not None:
+            places[group] = first
     return places
+
+
+def _place(queue: str, offset: str) -> tuple[int, int] | None:
+    queue_id, queue_offset = number_in(queue), number_in(offset)
+    return None if queue_id is None or queue_offset is None else (queue_id, queue_offset)
+
+
+def number_in(text: str) -> int | None:
+    """Return the whole number that a property says; None if it says none, or more than a column."""
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def first_places_text(places: Mapping[str, tuple[int, int]]) -> str:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from txmq.check.claims import RoundResult
 from txmq.check.recheck import RecheckResult
 from txmq.check.service import CheckService
 from txmq.ground.clock import Clock
-from txmq.ground.handles import ServiceHandle, caused, ended, start_stopped_by, stopping_start
+from txmq.ground.handles import (
+    OfOneProcess,
+    ServiceHandle,
+    caused,
+    ended,
+    set_by_signals,
+    start_stopped_by,
+    stopping_start,
+)
 from txmq.listeners.hooks import Hook, Hooks
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.message.names import shown_name
@@ -62,7 +69,7 @@ class BrokerResult:
         return {**self.counts.to_dict(), "open_transactions": self.checked.open_transactions}
 
 
-class Broker:
+class Broker(OfOneProcess):
     """All services of a store in one process; several brokers may serve one store.
 
     Args:
@@ -186,7 +193,8 @@ class Broker:
                 handle.stop()
                 return handle
             # After it: what is not settled yet they would hold in memory.
-            services["check service"] = self.check_service.start()
+            rests = self.store.config.deadline_join == "auto"
+            services["check service"] = self.check_service.start(rests=rests)
             services["delay service"] = self.delay_service.start()
             if self.catalog_tables is not None:
                 services["catalog"] = self.catalog_tables.start()
@@ -276,7 +284,9 @@ class BrokerHandle:
         try:
             while self.is_alive and not event.wait(LOOK_INTERVAL_S):
                 pass
-            self._is_stopping |= event.is_set()
+            if event.is_set():
+                logger.info("stopping after the current micro-batch")
+                self._is_stopping = True
             failure = self._why_ended()
         finally:
             self._stop_after(failure)
@@ -380,16 +390,7 @@ def run_until_signal(start: Callable[[], Waiting]) -> None:
     Raises: what `start` raises, and as `BrokerHandle.wait`.
     """
     stopping = threading.Event()
-
-    def stop(number: int, _: FrameType | None) -> None:
-        logger.info("signal %s: stopping after the current micro-batch", number)
-        stopping.set()
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with set_by_signals(stopping):
         with start_stopped_by(stopping):
             services = start()
         services.wait(stopping)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

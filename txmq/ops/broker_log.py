@@ -46,6 +46,9 @@ def log_to_stderr(level: int, form: LogFormat = LogFormat.TEXT) -> None:
     is_text = form is LogFormat.TEXT
     handler.setFormatter(PrintableFormatter(TEXT_FORMAT) if is_text else JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler])
+    if level == logging.INFO:
+        # It says a line for each micro-batch.
+        logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):

@@ -5,82 +5,33 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING
 
 from txmq.errors import StorageError, TxmqError
 from txmq.ground.clock import Clock, timestamp
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.ground.printable import printable
 from txmq.ground.version import __version__
+from txmq.store.brokers import (
+    BEAT_INTERVAL_MS,
+    BrokerEntry,
+    Brokers,
+    read_brokers,
+    shared_brokers,
+)
 from txmq.store.register import SharedValue
-from txmq.store.shapes import NAME_CHARACTERS_MAX, AtMost, Moment, Name
+from txmq.store.shapes import NAME_CHARACTERS_MAX
 from txmq.store.tables import StoreTables
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
 
-BEAT_INTERVAL_MS = 60_000
-# A broker that missed two heartbeats is taken for gone.
-GONE_MS = 3 * BEAT_INTERVAL_MS
-# Who is gone for so long is removed by the next heartbeat of another broker.
-SWEPT_MS = 24 * 3_600_000
-# Brokers that are killed again and again fill no memory; the last ones are kept.
-ENTRIES_MAX = 100
-SERVICES_MAX = 32
 # Of those that came since the last beat.
 SHOWN_OTHERS = 5
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerEntry:
-    """What a broker says of itself; times are those of the store."""
-
-    name: Name
-    version: Name
-    services: Annotated[tuple[Name, ...], AtMost(SERVICES_MAX)]
-    started_ms: Moment
-    seen_ms: Moment
-
-    def is_gone(self, now_ms: int) -> bool:
-        """Tell whether it is silent for so long that it has probably ended.
-
-        Nobody can have been seen far in the future.
-        """
-        return now_ms - self.seen_ms > GONE_MS or self.is_to_come(now_ms)
-
-    def is_to_come(self, now_ms: int) -> bool:
-        """Tell whether its time lies so far in the future that it cannot be right."""
-        return self.seen_ms > now_ms + GONE_MS
-
-
-@dataclass(frozen=True, slots=True)
-class Brokers:
-    """The brokers of a store by their ids, each of which is one start."""
-
-    entries: Mapping[str, BrokerEntry]
-
-    def beaten(self, broker_id: str, entry: BrokerEntry) -> Brokers:
-        """Add this heartbeat; leave out brokers that are gone for long or to come."""
-        limit_ms = entry.seen_ms - SWEPT_MS
-        others = [
-            (key, other)
-            for key, other in self.others(broker_id).items()
-            if other.seen_ms >= limit_ms and not other.is_to_come(entry.seen_ms)
-        ]
-        others.sort(key=lambda pair: pair[1].seen_ms)
-        return Brokers({**dict(others[-(ENTRIES_MAX - 1) :]), broker_id: entry})
-
-    def without(self, broker_id: str) -> Brokers:
-        """Leave out a broker that stopped in order."""
-        return replace(self, entries=self.others(broker_id))
-
-    def others(self, broker_id: str) -> dict[str, BrokerEntry]:
-        """Return all entries but this one."""
-        return {key: entry for key, entry in self.entries.items() if key != broker_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,54 +85,6 @@ def _statuses(entries: Mapping[str, BrokerEntry], now_ms: int) -> tuple[BrokerSt
     )
 
 
-def read_brokers(tables: StoreTables) -> Brokers:
-    """Read the brokers that were seen last; none if no broker ever wrote here. Commits: 0."""
-    shared = shared_brokers(tables)
-    return shared.read() if shared.exists else Brokers({})
-
-
-class BrokersValue(TypedDict):
-    """The value of the register `state/brokers`."""
-
-    brokers: Mapping[Name, BrokerEntry]
-
-
-def shared_brokers(tables: StoreTables, *, create: bool = False) -> SharedValue[Brokers]:
-    """Return the register of brokers; `create` makes its table."""
-    register = tables.register("brokers", BrokersValue, create=create)
-    return SharedValue(register, "the brokers of this store", _from_value, _to_value)
-
-
-def _from_value(value: Mapping[str, Any]) -> Brokers:
-    return Brokers(
-        {
-            key: BrokerEntry(
-                entry["name"],
-                entry["version"],
-                tuple(entry["services"]),
-                entry["started_ms"],
-                entry["seen_ms"],
-            )
-            for key, entry in value.get("brokers", {}).items()
-        }
-    )
-
-
-def _to_value(brokers: Brokers) -> dict[str, Any]:
-    return {
-        "brokers": {
-            key: {
-                "name": entry.name,
-                "version": entry.version,
-                "services": list(entry.services),
-                "started_ms": entry.started_ms,
-                "seen_ms": entry.seen_ms,
-            }
-            for key, entry in brokers.entries.items()
-        }
-    }
-
-
 class Heartbeat:
     """The heartbeats of one broker. Not safe for several threads.
 
@@ -218,7 +121,10 @@ class Heartbeat:
         now_ms = self._clock.now_ms()
         self._shared = self._shared or shared_brokers(self._tables, create=True)
         self._started_ms = now_ms if self._started_ms is None else self._started_ms
-        entry = BrokerEntry(self._name, __version__, self._services, self._started_ms, now_ms)
+        entry = BrokerEntry(
+            self._name, __version__, self._services, self._started_ms, now_ms,
+            self._tables.claim_keys.required_ids(),
+        )  # fmt: skip
         after = self._shared.change(
             lambda seen: seen.beaten(self.broker_id, entry), now_ms, unreadable=_tell_of_damage
         )

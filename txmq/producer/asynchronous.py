@@ -33,6 +33,7 @@ from txmq.producer.ends import asked_ends
 from txmq.producer.group_commit import GroupCommitter, Size
 from txmq.producer.local import CHUNK, Execute, Executed, LocalTransactions, Sent
 from txmq.producer.pipeline import SendFuture, SendRoom, waited
+from txmq.producer.renewing import Renewing
 from txmq.producer.routing import (
     PlannedSend,
     RoutedMessage,
@@ -81,9 +82,11 @@ class AsyncLimits:
 class AsyncSends:
     """The asynchronous sends of one producer; the first send starts the threads."""
 
-    def __init__(self, commits: ProducerCommits, limits: AsyncLimits, room: SendRoom) -> None:
+    def __init__(
+        self, commits: ProducerCommits, limits: AsyncLimits, room: SendRoom, renewing: Renewing
+    ) -> None:
         """Start no thread yet; with `max_waiting` sends in the queue the next caller waits."""
-        self._commits, self._room = commits, room
+        self._commits, self._room, self._renewing = commits, room, renewing
         self._halves = self._step(
             self._prepare, "txmq-async-halves", limits, limits.max_waiting, may_pass=self._is_giver
         )
@@ -128,11 +131,11 @@ class AsyncSends:
         sending = self._commits.begin_send((send, *others), ordinary=execute is None)
         size = half_size(send, *others)
         sent = Sent(send, others, size.bytes, SendFuture(), sending, execute, argument)
-        self._room.enter(size.bytes)
         try:
+            self._room.enter(size.bytes, sent.future)
             self._halves.put(sent, size)
         except BaseException as error:
-            self._room.leave(size.bytes)
+            self._room.leave(sent.future)
             sending.done(error)
             raise
         return sent.future
@@ -177,6 +180,9 @@ class AsyncSends:
     def _prepare(self, chunk: list[Sent]) -> None:
         """Append the halves of a chunk; hand on those that are durable, and refuse the others."""
         durable, has_hooks = [], bool(self._commits.hooks)
+        self._renewing.add_all(
+            [(sent.send.transaction_id, sent.future) for sent in chunk if sent.execute is not None]
+        )
         for sent, error in zip(chunk, self._append(chunk), strict=True):
             if has_hooks:
                 sent.sending.done(error)
@@ -234,14 +240,16 @@ class AsyncSends:
     def _end(self, chunks: list[Executed]) -> None:
         """Claim the ends of these sends and answer their callers."""
         to_end: list[tuple[Sent, LocalTransactionState]] = []
+        sends: list[PlannedSend] = []
+        kinds: list[ClaimKind] = []
         for sents, states in chunks:
             for sent, state in zip(sents, states, strict=True):
                 if state is _COMMIT or state is _ROLLBACK:
                     to_end.append((sent, state))
+                    sends += sent.sends
+                    kinds += [_kind(state)] * (1 + len(sent.others))
                 else:
                     self._finish(sent, state, [], None)
-        sends = [send for sent, _ in to_end for send in sent.sends]
-        kinds = [_kind(state) for sent, state in to_end for _ in sent.sends]
         begun_s = time.monotonic()
         try:
             resolutions = waited(self._commits.claim(asked_ends(sends, kinds)))
@@ -279,7 +287,9 @@ class AsyncSends:
                 self._answer(sent, None, error)
 
     def _answer(self, sent: Sent, result: object, error: BaseException | None) -> None:
-        self._room.leave(sent.size_bytes)
+        self._room.leave(sent.future)
+        if sent.execute is not None:
+            self._renewing.discard(sent.send.transaction_id, sent.future)
         if error is None:
             sent.future.set_result(result)
         else:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from txmq.errors import NotPreparedError
+from txmq.ground.handles import OfOneProcess
 from txmq.message.lifecycle import ClaimKind, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from txmq.ground.sessions import DataFrame
 
 
-class AsyncTransactionProducer:
+class AsyncTransactionProducer(OfOneProcess):
     """A TransactionProducer for coroutines; all tasks of one event loop may share it.
 
     Each commit is shared by all that arrive while the one before it is made, so thousands of tasks
@@ -51,13 +53,18 @@ class AsyncTransactionProducer:
         self.producer = TransactionProducer(store, producer_group=producer_group, **options)
 
     def begin_transaction(
-        self, *, idempotency_key: str | None = None, key_timestamp: datetime | None = None
+        self,
+        *,
+        idempotency_key: str | None = None,
+        key_timestamp: datetime | None = None,
+        check_immunity_time_s: float = 0.0,
     ) -> AsyncTransaction:
         """Begin as `TransactionProducer.begin_transaction` does; `async with` begins it.
 
         Its errors come at `async with`.
         """
-        return AsyncTransaction(self.producer, idempotency_key, key_timestamp)
+        immunity_s = check_immunity_time_s
+        return AsyncTransaction(self.producer, idempotency_key, key_timestamp, immunity_s)
 
     async def send(self, messages: Message | Iterable[Message], **options: Any) -> SendResult:
         """Send as `TransactionProducer.send_async`; return when all is durable and committed."""
@@ -91,7 +98,7 @@ class AsyncTransactionProducer:
         await self.close()
 
 
-class AsyncTransaction:
+class AsyncTransaction(OfOneProcess):
     """A Transaction for one coroutine; `AsyncTransactionProducer.begin_transaction` makes it.
 
     The order of calls is that of Transaction. A task that is cancelled while it awaits `commit()`
@@ -103,10 +110,12 @@ class AsyncTransaction:
         producer: TransactionProducer,
         idempotency_key: str | None,
         key_timestamp: datetime | None,
+        check_immunity_time_s: float = 0.0,
     ) -> None:
         """Begin nothing yet; `async with` does."""
         self._producer = producer
         self._key, self._key_timestamp = idempotency_key, key_timestamp
+        self._immunity_s = check_immunity_time_s
         self._transaction: Transaction | None = None
 
     @property
@@ -154,7 +163,7 @@ class AsyncTransaction:
 
     async def __aenter__(self) -> Self:
         """Begin the transaction. Raises: as `TransactionProducer.begin_transaction`."""
-        begin = self._producer.begin_transaction
+        begin = partial(self._producer.begin_transaction, check_immunity_time_s=self._immunity_s)
         if self._key is None and self._key_timestamp is None:
             self._transaction = begin()
         else:

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from txmq.delta.actions import session_mark
 from txmq.delta.parquet import NewFile
 from txmq.errors import (
     IncompleteTransactionError,
@@ -52,6 +53,7 @@ from txmq.producer.routing import (
 )
 from txmq.store.claim_writer import ClaimWriter, NumberedCommits
 from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfOrigin, HalfTransaction, half_table
+from txmq.store.known import Forgotten
 from txmq.store.logs import EndReader, Resolution
 from txmq.store.op import OpRow
 
@@ -147,9 +149,9 @@ class ProducerCommits:
 
         Raises: BodyCodecError, MessageTooLargeError.
         """
-        since, now_ms = self.followed, self.now_ms()
-        sends = [PlannedSend(new_transaction_id(now_ms), split, since) for split in splits]
-        return [self._router.encoding(send) for send in sends]
+        since, now_ms = self._logs.followed, self._clock.now_ms()
+        encoding = self._router.encoding
+        return [encoding(PlannedSend(new_transaction_id(now_ms), split, since)) for split in splits]
 
     def send(self, sends: Sequence[PlannedSend]) -> Steps[SendResult]:
         """Append all halves of ordinary messages, then all COMMITs in one commit; both are shared.
@@ -179,12 +181,11 @@ class ProducerCommits:
 
     def prepare_dataframes(
         self,
-        transaction_id: str,
+        send: PlannedSend,
         sends: Sequence[DataFrameSend],
-        routed: Sequence[RoutedMessage],
     ) -> Steps[None]:
         """Append all halves of a transaction with DataFrames: one commit, not shared."""
-        single = self.half_of(PlannedSend(transaction_id, routed))
+        single = self.half_of(send)
         with self._begin_prepare(single, sends) as sending:
             single = self.carrying(single, sending)
             head, files = self._logs.frame_files(single, sends, self._router.send_limits)
@@ -195,18 +196,19 @@ class ProducerCommits:
     def prepare_keyed(
         self,
         attempt: KeyedAttempt,
+        send: PlannedSend,
         sends: Sequence[DataFrameSend],
-        routed: Sequence[RoutedMessage],
     ) -> Steps[TransactionState]:
         """Append the halves of a transaction with a key, or join those of an earlier try.
 
         Queues follow from the places in the transaction, so that all tries choose the same.
+        A try that must not go on ends nothing: another one may have joined the same halves, and
+        its local transaction may have run.
 
         Returns: PENDING, or COMMITTED where an earlier try is done.
 
         Raises: as `Transaction.prepare`.
         """
-        send = PlannedSend(attempt.transaction_id, routed)
         single = self.half_of(send, in_turn=False)
         if attempt.state is not None:
             return self._joined(self._tried(attempt, single, sends))
@@ -214,7 +216,6 @@ class ProducerCommits:
             tried = self._tried(attempt, self.carrying(single, sending), sends)
             answer: bool | TxmqError = yield partial(self._logs.keyed.append, tried)
             if isinstance(answer, TxmqError):
-                yield from self._end_changed({attempt.transaction_id: answer})
                 raise answer
         return TransactionState.PENDING if answer else self._joined(tried)
 
@@ -223,8 +224,9 @@ class ProducerCommits:
     ) -> Sending:
         """Tell the hooks that a prepare begins; its block tells them the end.
 
-        Raises: SendForbiddenError.
+        Raises: as `begin_send`.
         """
+        self._logs.check_key()
         messages = {half.origin.transaction_id: half.messages}
         return self.hooks.begin_send(messages, dataframe_topics=[frame.topic for frame in frames])
 
@@ -266,7 +268,9 @@ class ProducerCommits:
     def _end_without_halves(self, end: AskedEnd) -> Resolution | None:
         """Return where a transaction without halves stands; None if it has its halves."""
         resolution = EndReader(self.store.tables.logs()).end_of(end.transaction_id)
-        return resolution if resolution.halves is None else None
+        if resolution.halves is not None:
+            return None
+        return Forgotten(self.store).explained(end.transaction_id, resolution)
 
     def end_by_id(self, transaction_id: str, state: LocalTransactionState) -> None:
         """End a transaction whose halves this process need not know: one commit, shared.
@@ -306,6 +310,7 @@ class ProducerCommits:
         address = (transaction_id, sequence, self.producer_group)
         if RecallCheck(self.store).is_recalled(*address):
             return
+        self._logs.check_key()
         row = OpRow(
             transaction_id, ClaimKind.RECALL, self.producer_group, ClaimSource.PRODUCER,
             self.now_ms(), sequences=(sequence,),
@@ -316,7 +321,11 @@ class ProducerCommits:
     # --- what several of them do ----------------------------------------------------------------
 
     def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
-        """Tell the hooks that these sends begin. Raises: SendForbiddenError."""
+        """Tell the hooks that these sends begin.
+
+        Raises: SendForbiddenError; ConfigError if a broker does not know the key of claims.
+        """
+        self._logs.check_key()
         if not self.hooks:
             return self.hooks.without_context
         messages = {send.transaction_id: send.messages for send in sends}
@@ -330,23 +339,24 @@ class ProducerCommits:
         if messages is None:
             messages = self._router.encoded(send.messages, send.transaction_id)
         queues = self._router.queues_of(send.routed, in_turn=in_turn)
-        origin = self._origin(send.transaction_id, messages, ordinary=ordinary)
+        origin = self._origin(send, messages, ordinary=ordinary)
         return HalfTransaction(origin, messages, queues, len(messages))
 
     def _origin(
-        self, transaction_id: str, messages: Sequence[Message], *, ordinary: bool = False
+        self, send: PlannedSend, messages: Sequence[Message], *, ordinary: bool = False
     ) -> HalfOrigin:
-        immunity_s = timeout_s = self._timeout_s
+        timeout_s = self._timeout_s
+        immunity_s = max(timeout_s, send.immunity_s)
         for message in messages:
             if message.properties:
                 immunity_s = max(immunity_s, message.immunity_time_s(timeout_s))
         return HalfOrigin(
-            transaction_id,
+            send.transaction_id,
             self.producer_group,
             self._logs.queue_id,
             immunity_s,
             self._clock.now_ms(),
-            self.client_id,
+            self._logs.client_id,
             ordinary,
             self._delay_levels_s,
         )
@@ -429,16 +439,18 @@ class LogCommits:
         self._half = store.tables.half_log()
         self._store, self._producer_group, self._watch = store, producer_group, watch
         self._half_commits = NumberedCommits(self._half.table, "producer")
-        self._end_commits = EndCommits(store, producer_group, clock)
+        self._end_commits = EndCommits(store, producer_group, clock, self._half.table.log)
         self._recall_claims = ClaimWriter(
             store.tables.op_log(), "producer", store.config.half_queues
         )
         self.client_id = str(self._end_commits.session)
         self.queue_id = self._end_commits.queue_id
+        # Refuses to write what ends by a key that a running broker does not know; each send asks.
+        self.check_key = self._end_commits.signing.check
         # DataFrames commit in their callers' threads, so they count under a session of their own.
         # With a shared counter, a commit of one thread would be taken for the lost commit of
         # another.
-        self._frame_session = f"txmq-producer/{uuid.uuid4()}"
+        self._frame_session = session_mark("producer", uuid.uuid4())
         self._frame_numbers, self._frame_lock = itertools.count(1), threading.Lock()
         self.halves: GroupCommitter[Sequence[HalfTransaction], Refused] = self._committer(
             self._commit_halves, "txmq-half"

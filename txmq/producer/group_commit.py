@@ -7,6 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
+from operator import methodcaller
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from txmq.delta.failures import fork_problem, process_id
@@ -24,6 +26,7 @@ ARRIVAL_PAUSE_S = 0.0005
 WAKE_ALL_S = 0.01
 # Of items whose size nobody bounds, such as ends.
 UNBOUNDED_BYTES = 1 << 62
+_RELEASE = methodcaller("release")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Answer_contra = TypeVar("Answer_contra", contravariant=True)
@@ -74,13 +77,13 @@ class GroupCommitter(Generic[Item, Answer]):
         self._commit = commit
         self._name, self._owner = name, owner or name
         self._max_rows, self._max_bytes, self._max_waiting = max_rows, max_bytes, max_waiting
-        self._linger_s, self._is_urgent = linger_s, threading.Event()
+        self._linger_s, self._is_urgent = linger_s, Bell()
         self._waiting: deque[_Entry[Item, Answer]] = deque()
         self._group: list[_Entry[Item, Answer]] = []
-        # Not entered by a condition: an interrupt in Condition.__enter__ would leave it taken.
         self._lock = threading.Lock()
-        self._has_rows = threading.Condition(self._lock)
-        self._has_room = threading.Condition(self._lock)
+        self._has_rows = Bell()
+        # The callers that wait for room.
+        self._outside = Woken()
         self._thread: threading.Thread | None = None
         self._closed = self._has_ended = False
         self._refuse, self._may_pass = refuse, may_pass
@@ -124,9 +127,13 @@ class GroupCommitter(Generic[Item, Answer]):
         return self.is_own_thread or self._may_pass()
 
     def _wait_for_room(self) -> None:
-        with self._lock:
-            while len(self._waiting) >= self._max_waiting and not self._closed:
-                self._has_room.wait()
+        while self._is_full():
+            pending = self._outside.asleep()
+            if self._is_full():
+                pending.acquire()
+
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= self._max_waiting and not self._closed
 
     def _wake(self, entry: _Entry[Item, Answer]) -> None:
         with self._lock:
@@ -140,8 +147,8 @@ class GroupCommitter(Generic[Item, Answer]):
                     self._waiting.remove(entry)
                 raise
             if len(self._waiting) >= self._max_waiting:
-                self._is_urgent.set()
-            self._has_rows.notify()
+                self._is_urgent.ring()
+            self._has_rows.ring()
 
     def close(self) -> None:
         """Commit the queued items, then end the thread; in a forked process do nothing."""
@@ -150,9 +157,9 @@ class GroupCommitter(Generic[Item, Answer]):
         with self._lock:
             self._closed = True
             self._has_ended = self._has_ended or self._thread is None
-            self._is_urgent.set()
-            self._has_rows.notify()
-            self._has_room.notify_all()
+            self._is_urgent.ring()
+            self._has_rows.ring()
+        self._outside.wake_all()
         if self._thread is not None:
             self._thread.join()
 
@@ -178,15 +185,23 @@ class GroupCommitter(Generic[Item, Answer]):
             raise ClosedError(fork_problem(self._owner))
 
     def _start(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            thread.start()
-            # Only a thread that runs counts: another caller must be able to start one.
-            self._thread = thread
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            # Another caller must be able to start one. If this call was interrupted, the thread
+            # may run all the same; it finds that it does not count.
+            self._thread = None
+            raise
 
     # --- its thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with self._lock:
+            if not self.is_own_thread:
+                return
         try:
             while self._takes_group():
                 begun_s = time.monotonic()
@@ -219,7 +234,7 @@ class GroupCommitter(Generic[Item, Answer]):
             # One that was just being taken is in both.
             entries = list({id(entry): entry for entry in (*self._group, *self._waiting)}.values())
             self._waiting.clear()
-            self._has_room.notify_all()
+        self._outside.wake_all()
         self._woken.wake_all()
         for item, _, _, awaited in entries:
             if awaited is None:
@@ -236,16 +251,16 @@ class GroupCommitter(Generic[Item, Answer]):
         self._sleep()
         if self._linger_s:
             # During this wait callers do not have to wake the thread.
-            self._is_urgent.wait(self._linger_s)
+            self._is_urgent.wait(0 if self._closed else self._linger_s)
         elif self._last_size > 1:
             self._gather()
         with self._lock:
-            if not self._closed:
-                self._is_urgent.clear()
+            # A ring of before this commit.
+            self._is_urgent.wait(0)
             self._take()
             # Nobody waits for a commit on account of a thread that gave up waiting.
             self._woken.wake_all()
-            self._has_room.notify_all()
+            self._outside.wake_all()
             # A caller that queues an item from now on sees that the thread has ended.
             self._has_ended = not self._group
             return not self._has_ended
@@ -280,12 +295,40 @@ class GroupCommitter(Generic[Item, Answer]):
 
     def _sleep(self) -> None:
         """Wait for an item or for `close`; a caller reads `_is_idle` after it queued its item."""
-        with self._lock:
-            self._is_idle = True
-            while not (self._waiting or self._closed):
-                if not self._has_rows.wait(WAKE_ALL_S if self._woken else None):
-                    self._woken.wake_all()
-            self._is_idle = False
+        self._is_idle = True
+        while not (self._waiting or self._closed):
+            if not self._has_rows.wait(WAKE_ALL_S if self._woken else -1):
+                self._woken.wake_all()
+        self._is_idle = False
+
+
+# --- waiting and waking ---------------------------------------------------------------------------
+#
+# An interrupt is raised in the main thread between any two steps of Python, also inside
+# threading.Condition: there it leaves a lock taken, or the next thread asleep, for ever. What
+# follows takes and releases locks of C alone.
+
+
+class Bell:
+    """Wakes the one thread that waits for it; a ring before it waits counts."""
+
+    __slots__ = ("_silent",)
+
+    def __init__(self) -> None:
+        """Begin without a ring."""
+        self._silent = threading.Lock()
+        self._silent.acquire()
+
+    def ring(self) -> None:
+        """Wake the thread, now or at its next wait; rings are not counted."""
+        try:
+            self._silent.release()
+        except RuntimeError:
+            return
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Wait for a ring, for ever or up to a time, and take it. Tell whether there was one."""
+        return self._silent.acquire(timeout=timeout_s)
 
 
 class Answered(Protocol[Answer_contra]):
@@ -380,18 +423,26 @@ class Woken:
         """Add a thread that waits for this lock."""
         self._asleep.append(pending)
 
+    def asleep(self) -> threading.Lock:
+        """Add the calling thread. Return the lock that it waits for, once it has looked again."""
+        pending = threading.Lock()
+        pending.acquire()
+        self._asleep.append(pending)
+        return pending
+
     def wake(self, count: int) -> None:
         """Wake so many, or those that there are."""
-        for _ in range(count):
-            try:
-                pending = self._asleep.popleft()
-            except IndexError:
-                return
-            pending.release()
+        # In C, so that no interrupt comes between who is taken out and who is woken.
+        woken = map(_RELEASE, iter(self._asleep.popleft, None))
+        try:
+            deque(islice(woken, count), maxlen=0)
+        except IndexError:
+            return
 
     def wake_all(self) -> None:
-        """Wake all that are left."""
-        self.wake(len(self._asleep))
+        """Wake all that are left; mostly there are none, as at each answer to a send."""
+        if self._asleep:
+            self.wake(len(self._asleep))
 
 
 # An item, its rows and bytes, and who takes its answer.

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from txmq.errors import (
     TxmqError,
     UnknownCommitError,
 )
+from txmq.ground.columns import python_rows
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.codec import (
     BODY_KEY_ID,
@@ -50,7 +52,7 @@ from txmq.producer.group_commit import Answered, GroupCommitter, Size
 from txmq.producer.once import ScopedHalves, attempts_that_count
 from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfLog, HalfTransaction, half_table
 from txmq.store.known import Forgotten, may_be_forgotten
-from txmq.store.logs import EndReader
+from txmq.store.logs import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -70,6 +72,8 @@ _TOO_OLD = (
     "is of a day that retention has taken: its transaction may be done and forgotten; "
     "give the time of newer work"
 )
+# Of a try that others may have begun nobody knows at which it was looked at.
+_NO_RETYPINGS = 0
 _JOINED = (TransactionState.PENDING, TransactionState.COMMITTED)
 
 
@@ -126,7 +130,7 @@ class KeyedHalves:
     def attempt_of(self, key: IdempotencyKey) -> KeyedAttempt:
         """Return the first attempt that was not rolled back or expired; 0 commits."""
         ids, reader = _KeyIds(self._group), EndReader(self._store.tables.logs())
-        (attempt,) = attempts_that_count([key], ids, reader.kept_ends_of)
+        (attempt,) = attempts_that_count([key], ids, partial(ids.own_ends, reader))
         state = None if attempt.end is None else attempt.end.state
         return KeyedAttempt(attempt.transaction_id, key.key, state)
 
@@ -146,7 +150,8 @@ class KeyedHalves:
         Of a transaction whose messages retention has taken nothing can be compared.
 
         Raises: AlreadyResolvedError, IncompleteTransactionError, TransactionForgottenError,
-            DifferentMessagesError, StorageError.
+            DifferentMessagesError, StorageError; TopicChangedError for messages that must not be
+            committed: a topic became typed before their try had looked.
         """
         transaction_id, logs = tried.transaction_id, self._store.tables.logs()
         end = EndReader(logs).end_of(transaction_id)
@@ -159,6 +164,8 @@ class KeyedHalves:
             raise AlreadyResolvedError(transaction_id, end.state.value, end.source)
         if end.halves is not None:
             self._check_same(tried, end.state)
+            if end.state is TransactionState.PENDING:
+                self._check_bodies(tried)
         elif not may_be_forgotten(self._store, transaction_id):
             problem = (
                 f"lacks the messages of transaction {transaction_id}, which is {end.state.value}, "
@@ -166,6 +173,11 @@ class KeyedHalves:
             )
             raise StorageError("half", problem)
         return end.state
+
+    def _check_bodies(self, tried: KeyedTry) -> None:
+        frames = {tried.transaction_id: tried.frames}
+        for error in self._watch.after([tried.half], _NO_RETYPINGS, frames).values():
+            raise error
 
     def _check_same(self, tried: KeyedTry, state: TransactionState) -> None:
         half, first_sequence = self._store.tables.half_log(), tried.half.rows
@@ -194,7 +206,9 @@ class KeyedHalves:
         halves = [tried.half for tried in first.values()]
         refused, retypings = self._watch.before(halves, frames)
         appended, too_old = self._appended([first[key] for key in first if key not in refused])
-        changed = self._watch.after([tried.half for tried in appended], retypings, frames)
+        # Also over what is found: a commit whose answer was lost, or of a process that died.
+        there = [half for half in halves if half.origin.transaction_id not in {*refused, *too_old}]
+        changed = self._watch.after(there, retypings, frames)
         errors = {**refused, **too_old, **changed}
         appended_ids = {id(tried) for tried in appended}
         return [errors.get(tried.transaction_id) or id(tried) in appended_ids for tried in tries]
@@ -268,11 +282,19 @@ class _KeyIds(NamedTuple):
 
     producer_group: str
 
-    def candidates(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
-        return (self.new(key, attempt),)
+    def candidates(self, key: IdempotencyKey, attempt: int) -> tuple[str, ...]:
+        return key.transaction_ids(self.producer_group, attempt)
 
     def new(self, key: IdempotencyKey, attempt: int) -> str:
         return key.transaction_id(self.producer_group, attempt)
+
+    def own_ends(self, reader: EndReader, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
+        """Read where transactions stand, without those that another group has begun."""
+        return {
+            name: end
+            for name, end in reader.kept_ends_of(transaction_ids).items()
+            if end.halves is None or end.halves.producer_group == self.producer_group
+        }
 
 
 # --- whether two tries send the same messages ---------------------------------------------------
@@ -286,7 +308,7 @@ def stored_messages(
     sequences: set[int] = set()
     for file in half.table.files.holding("transaction_id", pa.array([transaction_id])):
         for batch in _batches(half, file):
-            rows = batch.filter(pc.equal(batch["transaction_id"], transaction_id)).to_pylist()
+            rows = python_rows(batch.filter(pc.equal(batch["transaction_id"], transaction_id)))
             # A retried append may have written a row twice.
             rows = [row for row in rows if row["sequence"] not in sequences]
             sequences.update(row["sequence"] for row in rows if row["sequence"] < first_sequence)

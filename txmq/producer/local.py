@@ -7,8 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from txmq.ground.clock import timestamp
 from txmq.listeners.hooks import RunningOperations
@@ -17,6 +16,7 @@ from txmq.message.ids import message_id
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import unwrapped
 from txmq.producer.contexts import Sending
+from txmq.producer.pipeline import SendFuture
 from txmq.producer.routing import PlannedSend
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Sent(NamedTuple):
     send: PlannedSend
     others: Sequence[PlannedSend]
     size_bytes: int
-    future: Future[Any]
+    future: SendFuture
     sending: Sending
     execute: Execute | None = None
     argument: object = None
@@ -180,7 +180,8 @@ def _state_of(sent: Sent) -> LocalTransactionState:
     if sent.execute is None:
         return LocalTransactionState.COMMIT
     try:
-        return sent.execute(sent.transaction_id, sent.message, sent.argument)
+        send = sent.send
+        return sent.execute(send.transaction_id, send.routed[0].message, sent.argument)
     except BaseException:
         logger.exception("transaction %s: its local transaction broke", sent.transaction_id)
         return LocalTransactionState.UNKNOWN

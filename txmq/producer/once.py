@@ -7,6 +7,7 @@ and append are one compare-and-swap on the half log: of two tries at once only o
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from txmq.delta.failures import pause
 from txmq.delta.parquet import NewFile
-from txmq.errors import CommitConflictError, CommitRefusedError, IncompleteTransactionError
+from txmq.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    IncompleteTransactionError,
+    StorageError,
+)
 from txmq.ground.clock import Clock
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.ids import MAX_AHEAD_S, keyed_transaction_id, message_id
@@ -24,6 +30,7 @@ from txmq.message.message import Message
 from txmq.producer.ends import EndCommits
 from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
 from txmq.store.logs import Resolution
+from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +42,7 @@ TRIED_AGAIN_AFTER = frozenset([TransactionState.ROLLED_BACK, TransactionState.EX
 _PREFERRED = {TransactionState.COMMITTED: 0, TransactionState.PENDING: 1}
 _LAST = len(_PREFERRED)
 _MARK = "txmq-once/"
+logger = logging.getLogger(__name__)
 Key_contra = TypeVar("Key_contra", contravariant=True)
 
 
@@ -63,7 +71,8 @@ class KeyedMessage(OnceKey):
 class OnceSender:
     """Sends messages of one scope, such as a consumer group; safe for several threads.
 
-    A message is known again for at least a third of `file_reserved_time_h`.
+    A message is known again for at least a third of `file_reserved_time_h`, by the store's time: it
+    is sent by one machine and looked for by another. Who may not write `clock` goes by its own.
 
     Args:
         store: where they go.
@@ -75,6 +84,8 @@ class OnceSender:
     def __init__(self, store: Store, scope: str, sender_group: str, clock: Clock) -> None:
         """Open nothing yet."""
         self._config, self._scope, self._clock = store.config, scope, clock
+        self._store_clock = StoreClock.of(store, clock)
+        self._has_store_time = True
         self._sender_group = sender_group
         self._half = ScopedHalves(store.tables.half_log())
         self._ends = EndCommits(store, sender_group, clock)
@@ -140,13 +151,30 @@ class OnceSender:
 
     def _ids(self) -> _DerivedIds:
         window_ms = self._config.file_reserved_time_h * 3_600_000 / 3
-        return _DerivedIds(self._scope, window_ms, self._clock.now_ms())
+        return _DerivedIds(self._scope, window_ms, self._now_ms())
+
+    def _now_ms(self) -> int:
+        if self._has_store_time:
+            try:
+                return self._store_clock.now_ms()
+            except StorageError as error:
+                self._has_store_time = False
+                problem = "the time of the store cannot be had, so this machine's clock tells what "
+                logger.warning("%swas sent before; keep it right (%s)", problem, error)
+        return self._clock.now_ms()
 
     def _ends_of(
         self, halves: dict[str, Halves], transaction_ids: Sequence[str]
     ) -> Mapping[str, Resolution]:
-        """Note in `halves` those that have halves; return where they stand. Most have none."""
-        halves_there = self._half.log.halves_of(transaction_ids)
+        """Note in `halves` those that have halves; return where they stand. Most have none.
+
+        Those of other senders are none of this scope, whatever their ids are.
+        """
+        halves_there = {
+            name: there
+            for name, there in self._half.log.halves_of(transaction_ids).items()
+            if there.producer_group == self._sender_group
+        }
         halves.update(halves_there)
         return self._ends.reader.ends_of(list(halves_there))
 
@@ -242,8 +270,8 @@ class _DerivedIds:
 
     Retention and file statistics go by the time in an id. So a message that stands for something
     old gets the begin of the current window, which is the same for all that try in this window.
-    Tries may lie on both sides of a border, and clocks differ, so the windows before and after are
-    candidates too.
+    Tries may lie on both sides of a border, and looks at a clock differ, so the windows before and
+    after are candidates too.
     """
 
     scope: str

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 from txmq.delta.failures import refuse_fork
 from txmq.errors import InvalidMessageError, ListenerError, NotAcceptedError
 from txmq.ground.clock import Clock, SystemClock
+from txmq.ground.handles import OfOneProcess
 from txmq.listeners.hooks import Hook, Hooks
 from txmq.listeners.protocol import (
     CheckListener,
@@ -36,7 +37,13 @@ from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.local import Execute, half_message, local_state
 from txmq.producer.pipeline import SendRoom, StepFutures, waited
-from txmq.producer.routing import MessageRouter, SendResult, TransactionSendResult
+from txmq.producer.renewing import Renewing
+from txmq.producer.routing import (
+    MessageRouter,
+    SendResult,
+    TransactionSendResult,
+    check_immunity_s,
+)
 from txmq.producer.transaction import ProducerParts, Transaction
 from txmq.store.store import Store, check_store
 
@@ -50,7 +57,7 @@ if TYPE_CHECKING:
     from txmq.producer.routing import QueueSelector
 
 
-class TransactionProducer:
+class TransactionProducer(OfOneProcess):
     """Sends messages that become visible if and only if a local transaction took place.
 
     Needs no Spark. Safe for many threads; the threads share commits. Each method that reads or
@@ -111,9 +118,14 @@ class TransactionProducer:
         )
         self._member: RemoteMember | None = None
         room = SendRoom(store.config.back_pressure_for_async_send_size_bytes)
-        self._async = AsyncSends(self._commits, AsyncLimits.of(store.config), room)
+        self._renewing = Renewing(
+            store, producer_group=self.producer_group, client_id=self._commits.client_id,
+            clock=self.clock,
+        )  # fmt: skip
+        limits = AsyncLimits.of(store.config)
+        self._async = AsyncSends(self._commits, limits, room, self._renewing)
         futures = StepFutures(room, self._commits.check_open)
-        self._parts = ProducerParts(self._commits, self._router, futures)
+        self._parts = ProducerParts(self._commits, self._router, futures, self._renewing)
         self._execute: Execute | None = None
 
     # --- sending --------------------------------------------------------------------------
@@ -261,18 +273,30 @@ class TransactionProducer:
         transaction = self.begin_transaction()
         transaction.send(message)
         transaction.prepare()
-        state = self._executed(executing, transaction.id, message, argument)
-        end = AskedEnd(transaction.id, state, [message], 1)
-        if state is LocalTransactionState.UNKNOWN:
-            self._commits.hooks.ended(end, None)
-        else:
-            transaction.end(end.kind)
+        try:
+            state = self._executed(executing, transaction.id, message, argument)
+            end = AskedEnd(transaction.id, state, [message], 1)
+            if state is LocalTransactionState.UNKNOWN:
+                self._commits.hooks.ended(end, None)
+            else:
+                transaction.end(end.kind)
+        finally:
+            # The traceback of an interrupt would hold the transaction, and so renew it.
+            self._renewing.discard(transaction.id, transaction)
         return TransactionSendResult(transaction.id, message_id(transaction.id, 0), state)
 
     def begin_transaction(
-        self, *, idempotency_key: str | None = None, key_timestamp: datetime | None = None
+        self,
+        *,
+        idempotency_key: str | None = None,
+        key_timestamp: datetime | None = None,
+        check_immunity_time_s: float = 0.0,
     ) -> Transaction:
         """Begin a transaction of one or more messages to one or more topics; 0 commits.
+
+        From `prepare()` to the end of its block this process renews the transaction's immunity, so
+        the local transaction may take hours: the check asks once this process has been gone, or
+        suspended, for `producer_lease_s`, or has dropped the transaction.
 
         Retry: without a key each call begins a new transaction. With a key and its time, a retried
         job continues the transaction of its first try: `prepare()` uses halves that are durable
@@ -282,24 +306,27 @@ class TransactionProducer:
         Args:
             idempotency_key: names the work, within the producer group; the same in every retry.
             key_timestamp: when the work came about, with a time zone; the same in every retry.
+            check_immunity_time_s: the least time before the first check, also without a renewal:
+                for a process that only prepares, while another one makes the end.
 
         Raises:
             NotAcceptedError: the store takes no transactions now (R25).
-            InvalidMessageError: the key or its time is missing or not allowed.
+            InvalidMessageError: the key, its time or the immunity is missing or not allowed.
             StorageError: the attempts under the key cannot be read.
 
         Example:
             >>> producer.begin_transaction(idempotency_key="invoices", key_timestamp=month)
         """
         self._check_accepts()
+        name, config = "check_immunity_time_s", self.store.config
+        immunity_s = check_immunity_s("argument", name, check_immunity_time_s, config)
+        begin = partial(Transaction, self._parts, listener=self._listener, immunity_s=immunity_s)
         if idempotency_key is None and key_timestamp is None:
-            transaction_id = new_transaction_id(self.clock.now_ms())
-            return Transaction(self._parts, transaction_id, listener=self._listener)
+            return begin(new_transaction_id(self.clock.now_ms()))
         now_ms, reserved_s = self.clock.now_ms(), self.store.config.file_reserved_time_h * 3600
         key = checked_key(idempotency_key, key_timestamp, now_ms=now_ms, reserved_s=reserved_s)
         attempt = self._commits.attempt_of(key)
-        key_id = attempt.transaction_id
-        return Transaction(self._parts, key_id, attempt=attempt, listener=self._listener)
+        return begin(attempt.transaction_id, attempt=attempt)
 
     def end_transaction(self, transaction_id: str, state: LocalTransactionState) -> None:
         """End a transaction that any process of this group prepared.
@@ -325,6 +352,7 @@ class TransactionProducer:
             problem = f"must be a LocalTransactionState, not {type(state).__name__}"
             raise InvalidMessageError("state", problem)
         self._commits.end_by_id(check_transaction_id(transaction_id), state)
+        self._renewing.discard_all(transaction_id)
 
     def answer_checks(self, *, spark: SparkSession | None = None) -> RemoteMember:
         """Answer the check service's questions about this group until `close()` (R72, R81).
@@ -365,6 +393,7 @@ class TransactionProducer:
             self._member.stop()
         self._async.close()
         self._parts.futures.close()
+        self._renewing.stop()
         self._commits.close()
         self._hooks.flush()
 

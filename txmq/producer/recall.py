@@ -22,6 +22,7 @@ from txmq.message.lifecycle import (
     fold_deliveries,
 )
 from txmq.store.known import KnownReader, known_by_message, no_transaction
+from txmq.store.logs import unknown_key
 from txmq.store.settled import delayed_messages
 
 if TYPE_CHECKING:
@@ -109,9 +110,14 @@ class RecallCheck:
         }
 
     def _claims(self, ids: pa.Array) -> list[Claim]:
-        """Return the claims about the transaction that are not settled yet."""
-        transaction_id, op = ids[0].as_py(), self._logs.op
-        claims = op.claims_between(self._logs.settled.mark, op.table.version, [transaction_id])
+        """Return the claims about the transaction that are not settled yet.
+
+        Raises: StorageError if one of them is signed by an unknown key.
+        """
+        transaction_id = ids[0].as_py()
+        claims, doubts = self._logs.unsettled_claims([transaction_id])
+        if transaction_id in doubts:
+            raise unknown_key(transaction_id, doubts[transaction_id])
         return claims[transaction_id]
 
 

@@ -88,12 +88,14 @@ class PlannedSend(NamedTuple):
     Attributes:
         since: as in AskedEnds; None for a transaction that another process may have begun.
         stored: the messages as they are stored, where a codec has encoded them already.
+        immunity_s: the least time before the first check.
     """
 
     transaction_id: str
     routed: Sequence[RoutedMessage]
     since: int | None = None
     stored: Sequence[Message] | None = None
+    immunity_s: float = 0.0
 
     @property
     def messages(self) -> list[Message]:
@@ -398,12 +400,20 @@ def _checked_message(message: object, config: Config, now_ms: int) -> Message:
 
 
 def _check_immunity(message: Message, config: Config) -> None:
-    if CHECK_IMMUNITY_TIME_IN_SECONDS not in message.properties:
-        return
+    if CHECK_IMMUNITY_TIME_IN_SECONDS in message.properties:
+        immunity_s = message.immunity_time_s(0.0)
+        check_immunity_s("property", CHECK_IMMUNITY_TIME_IN_SECONDS, immunity_s, config)
+
+
+def check_immunity_s(field: str, name: str, immunity_s: object, config: Config) -> float:
+    """Return the time before the first check. Raises: InvalidMessageError for one of no use."""
     reserved_s = config.file_reserved_time_h * 3600
-    if message.immunity_time_s(0.0) > reserved_s:
-        problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
-        raise InvalidMessageError("property", f"{problem} ({reserved_s:,.0f} s)")
+    if isinstance(immunity_s, bool) or not isinstance(immunity_s, int | float):
+        raise InvalidMessageError(field, f"{name} must be a number of seconds")
+    if not 0 <= immunity_s <= reserved_s:
+        problem = f"{name} is {immunity_s:,}, not within 0 and file_reserved_time_h"
+        raise InvalidMessageError(field, f"{problem} ({reserved_s:,.0f} s)")
+    return float(immunity_s)
 
 
 def _check_delay(message: Message, config: Config, now_ms: int) -> None:

@@ -192,12 +192,23 @@ class _RecordWriter:
             if self._is_closed or is_full:
                 self.dropped += 1
                 return
+            self._start()
             self._records += 1
             self._size_bytes += size_bytes
             self._queue.put(record)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="txmq-trace", daemon=True)
-                self._thread.start()
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._run, name="txmq-trace", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            # The next record must be able to start one. If this call was interrupted, the thread
+            # may run all the same; it finds that it does not count.
+            self._thread = None
+            self.dropped += 1
+            raise
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the queued records are written or dropped."""
@@ -220,6 +231,9 @@ class _RecordWriter:
     # --- its thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return
         is_last, warned = False, 0
         while not is_last:
             batch, mark = self._next_batch()

@@ -19,6 +19,7 @@ from txmq.errors import (
     NotEndedError,
     NotPreparedError,
 )
+from txmq.ground.handles import OfOneProcess
 from txmq.message.ids import message_id
 from txmq.message.lifecycle import FINAL_STATES, ClaimKind, TransactionState, end_asked_for
 from txmq.message.message import LocalTransactionState, Message
@@ -26,17 +27,18 @@ from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.keyed import KeyedAttempt
 from txmq.producer.pipeline import StepFutures, Steps, done, waited
+from txmq.producer.renewing import Renewing
 from txmq.producer.routing import MessageRouter, PlannedSend, QueueSelector, RoutedMessage
 from txmq.user_data.database_marker import MARKER_TABLE
-from txmq.user_data.delta_marker import SqlStatement
 from txmq.user_data.local_transaction import LocalTransaction
+from txmq.user_data.markers import SqlStatement
 
 if TYPE_CHECKING:
     from txmq.ground.sessions import DataFrame, SparkSession
     from txmq.producer.routing import DataFrameSend
 
 
-class MarkedTransaction(ABC):
+class MarkedTransaction(OfOneProcess, ABC):
     """What a Transaction offers to its local transaction. Not safe for several threads."""
 
     def __init__(self, transaction_id: str, listener: object) -> None:
@@ -48,7 +50,9 @@ class MarkedTransaction(ABC):
     def _check_prepared(self) -> None:
         """Raise NotPreparedError before `prepare()`."""
 
-    def delta_options(self, table: str | None = None) -> dict[str, str]:
+    def delta_options(
+        self, table: str | None = None, *, user_metadata: str | None = None
+    ) -> dict[str, str]:
         """Return options that put this transaction's marker on one Spark write of a Delta table.
 
         If the local transaction makes several writes, put them on the last one: it decides. If a
@@ -56,7 +60,10 @@ class MarkedTransaction(ABC):
         `commit()` looks for the marker before it writes the end.
 
         Args:
-            table: the location of the table; by default that of the producer's DeltaListener.
+            table: the location of the table, or its name in a catalog; by default that of the
+                producer's DeltaListener.
+            user_metadata: what the commit should say besides. An option `userMetadata` of your own
+                would take the place of the words by which Spark finds the marker.
 
         Returns:
             Options for `DataFrameWriter.options`.
@@ -70,7 +77,7 @@ class MarkedTransaction(ABC):
             >>> orders.write.format("delta").mode("append").options(**options).save(table)
         """
         self._check_prepared()
-        return self._local.delta_options(table)
+        return self._local.delta_options(table, user_metadata)
 
     @contextmanager
     def delta_sql(self, spark: SparkSession, table: str | None = None) -> Iterator[SqlStatement]:
@@ -117,7 +124,7 @@ class MarkedTransaction(ABC):
             LocalTransactionDoneError: an earlier try has made the write.
             LocalTransactionFencedError: a listener has set a fence; nothing was changed.
             LocalTransactionMissingError: the block made no write with these properties.
-            LocalTransactionError: no table is known.
+            LocalTransactionError: no table is known, or a RESTORE undid an earlier try.
 
         Example:
             >>> with transaction.delta_rs(table) as (handle, properties):
@@ -163,7 +170,7 @@ class MarkedTransaction(ABC):
 
         Raises:
             NotPreparedError: `prepare()` was not called.
-            LocalTransactionError: no table is known.
+            LocalTransactionError: no table is known, or a RESTORE undid the write.
             StorageError: the table cannot be read.
         """
         self._check_prepared()
@@ -176,6 +183,7 @@ class ProducerParts(NamedTuple):
     commits: ProducerCommits
     router: MessageRouter
     futures: StepFutures
+    renewing: Renewing
 
 
 class _Phase(enum.Enum):
@@ -217,11 +225,13 @@ class Transaction(MarkedTransaction):
         *,
         attempt: KeyedAttempt | None = None,
         listener: object = None,
+        immunity_s: float = 0.0,
     ) -> None:
         """Call `TransactionProducer.begin_transaction` instead."""
         super().__init__(transaction_id, listener)
         self._attempt = attempt
-        self._commits, self._router, self._futures = parts
+        self._commits, self._router, self._futures, self._renewing = parts
+        self._immunity_s = immunity_s
         self._messages: list[RoutedMessage] = []
         self._dataframes: list[DataFrameSend] = []
         self._size_bytes = 0
@@ -333,6 +343,7 @@ class Transaction(MarkedTransaction):
         """
         self._check_collecting()
         self._check_not_empty()
+        self._renewing.add(self.id, self)
         waited(self._preparing())
 
     def prepare_async(self) -> Future[None]:
@@ -349,12 +360,15 @@ class Transaction(MarkedTransaction):
         self._check_collecting()
         self._check_not_empty()
         steps, self._phase = self._preparing(), _Phase.PREPARING
+        # Not by the steps: they may go on after the block was left.
+        self._renewing.add(self.id, self)
         try:
             if self._attempt is not None or self._dataframes:
                 return self._futures.in_thread(partial(waited, steps), self._size_bytes)
             return self._futures.of(steps, self._size_bytes)
         except BaseException:
             # The steps may not have begun, and may be over.
+            self._renewing.discard(self.id, self)
             if self._phase is _Phase.PREPARING:
                 self._phase = _Phase.COLLECTING
             raise
@@ -366,16 +380,23 @@ class Transaction(MarkedTransaction):
                 yield from self._join_or_append(self._attempt)
             elif self._dataframes:
                 frames = self._dataframes
-                yield from self._commits.prepare_dataframes(self.id, frames, self._messages)
+                yield from self._commits.prepare_dataframes(self._planned(), frames)
             else:
-                yield from self._commits.prepare(PlannedSend(self.id, self._messages))
+                yield from self._commits.prepare(self._planned())
         except BaseException:
             self._phase = _Phase.COLLECTING
+            self._renewing.discard(self.id, self)
             raise
         self._phase, self._prepared_s = _Phase.PREPARED, time.monotonic()
+        if self._final_state is not None:
+            self._renewing.discard(self.id, self)
+
+    def _planned(self) -> PlannedSend:
+        return PlannedSend(self.id, self._messages, immunity_s=self._immunity_s)
 
     def _join_or_append(self, attempt: KeyedAttempt) -> Steps[None]:
-        state = yield from self._commits.prepare_keyed(attempt, self._dataframes, self._messages)
+        planned = self._planned()
+        state = yield from self._commits.prepare_keyed(attempt, planned, self._dataframes)
         if state is TransactionState.COMMITTED:
             self._final_state = state
 
@@ -393,8 +414,8 @@ class Transaction(MarkedTransaction):
 
         Raises:
             NotPreparedError: `prepare()` was not called.
-            LocalTransactionError: a marked write is missing, was rolled back, met a fence, or
-                cannot be looked up; nothing was written.
+            LocalTransactionError: a marked write is missing, was rolled back, met a fence, was
+                undone by a RESTORE, or cannot be looked up; nothing was written.
             AlreadyResolvedError: the transaction has another end already.
             IncompleteTransactionError, TransactionForgottenError, StorageError: as `end`.
         """
@@ -417,6 +438,7 @@ class Transaction(MarkedTransaction):
         """
         if self._phase in _UNPREPARED:
             self._phase = _Phase.DROPPED
+            self._renewing.discard(self.id, self)
             return
         self.end(ClaimKind.ROLLBACK)
 
@@ -440,6 +462,7 @@ class Transaction(MarkedTransaction):
             IncompleteTransactionError: a COMMIT cannot take effect, because halves are missing or
                 contradict each other.
             TransactionForgottenError: it had its end so long ago that retention has removed it.
+            SourceRestoredError: the halves are gone, because the store went back to an older copy.
             StorageError: the claim may have landed; call again.
         """
         self._check_prepared()
@@ -449,7 +472,11 @@ class Transaction(MarkedTransaction):
         waited(self._ending(kind))
 
     def _ending(self, kind: ClaimKind) -> Steps[None]:
-        yield from self._commits.end(self._asked_end(kind))
+        try:
+            yield from self._commits.end(self._asked_end(kind))
+        finally:
+            # Also after an error: then the check says how it ended.
+            self._renewing.discard(self.id, self)
         self._final_state = end_asked_for(kind)
 
     def _asked_end(self, kind: ClaimKind) -> AskedEnd:
@@ -522,6 +549,7 @@ class Transaction(MarkedTransaction):
 
         After an exception the end is left to the check service.
         """
+        self._renewing.discard(self.id, self)
         if kind is None and self._phase not in (_Phase.ENDED, _Phase.DROPPED):
             raise NotEndedError(self.id)
 

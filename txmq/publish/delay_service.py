@@ -23,7 +23,7 @@ from txmq.errors import CommitRefusedError, TxmqError
 from txmq.ground.clock import Clock, timestamp
 from txmq.ground.columns import Flags, Groups, Integers, integers, times_ms
 from txmq.ground.fail_points import FailPoint, reached
-from txmq.ground.handles import ThreadHandle, is_survivable
+from txmq.ground.handles import OfOneProcess, ThreadHandle, is_survivable
 from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.names import SCHEDULE_TOPIC
@@ -79,7 +79,7 @@ class DelayResult:
         return DelayResult(*counts, other.waiting, other.unreadable_files, lateness)
 
 
-class DelayService:
+class DelayService(OfOneProcess):
     """Delivers delayed messages when they are due (R97-R103).
 
     It claims DELIVER; the publisher then copies the message to its topic. Several services may run

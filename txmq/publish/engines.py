@@ -163,7 +163,8 @@ def copied(
 def _messages(files: Sequence[PlanFile], rows: pa.Table, batch_bytes: int) -> Iterator[_Messages]:
     """Yield the planned messages of all files; `rows` of the plan are in their order."""
     numbers, firsts = np.unique(rows["file"].to_numpy(), return_index=True)
-    ends = [*firsts[1:].tolist(), rows.num_rows]
+    # A topic that retention has emptied has no rows in the plan.
+    ends = [*firsts.tolist(), rows.num_rows][1:]
     rows = rows.combine_chunks()
     rows_by_file = [
         (files[number], rows.slice(first, end - first))

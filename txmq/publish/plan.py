@@ -8,7 +8,7 @@ row number, without a sort (decision 0002).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -38,6 +38,8 @@ from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.store.half import DELAY_COLUMNS, HalfLog, is_delayed
 from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import ScheduleLog
+from txmq.store.topic import are_queues
+from txmq.store.topic_settings import MAX_QUEUE_NUMS
 
 BATCH_ROWS = 8192
 # The narrow columns of about this many halves are in memory before the needed rows are picked.
@@ -95,11 +97,13 @@ class Plan:
     `rows`: topic, queue_id, op_version, ordinal, life, deliver_timestamp (for the schedule only),
     file (the number of the file in `files`), row (the number of the row in the file).
     `missing`: transactions that are not in the plan, because messages of them cannot be read.
+    `unfit`: those of them whose messages are there, and no queue of a topic can take one.
     """
 
     files: Sequence[PlanFile]
     rows: pa.Table
     missing: Mapping[str, str] = field(default_factory=dict)
+    unfit: frozenset[str] = frozenset()
 
     def topics(self) -> list[str]:
         """Return the sorted names of the topics that get messages."""
@@ -116,7 +120,7 @@ class Plan:
 
     def only(self, is_chosen: Any) -> Plan:
         """Return the plan with the rows for which `is_chosen` is true."""
-        return Plan(self.files, self.rows.filter(is_chosen), self.missing)
+        return replace(self, rows=self.rows.filter(is_chosen))
 
     def owners(self, facts: pa.Table) -> pa.ChunkedArray:
         """Return the transaction of each row; `facts` are those that the plan was made of."""
@@ -145,16 +149,17 @@ class PayloadEngine(Protocol):
 
 
 def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = None) -> Plan:
-    """Plan as `readable_plan`, but demand that every message is there.
+    """Plan as `readable_plan`, but demand that every message is there that a queue can take.
 
     Raises:
         PayloadMissingError: a committed transaction has fewer halves than it was settled with, or
             a delivered message is in neither table. No message is skipped.
     """
     plan = readable_plan(half, facts, schedule)
-    if plan.missing:
-        first, problem = next(iter(plan.missing.items()))
-        what = f"messages of {len(plan.missing):,} committed transactions cannot be read"
+    lost = {name: problem for name, problem in plan.missing.items() if name not in plan.unfit}
+    if lost:
+        first, problem = next(iter(lost.items()))
+        what = f"messages of {len(lost):,} committed transactions cannot be read"
         next_step = f"restore them, first those of {first} ({problem}); no message is skipped"
         raise PayloadMissingError("half", f"{what}; {next_step}")
     return plan
@@ -174,7 +179,7 @@ def readable_plan(
         schedule: holds the bodies of DELIVERED messages; it is refreshed if there are any.
         given_up: transactions of which only the messages are planned that can be read.
 
-    Returns: the plan; transactions that cannot be read as a whole are `missing` in it.
+    Returns: the plan; transactions that cannot be read or written as a whole are `missing` in it.
 
     Reads: half and the schedule, without bodies. Commits: 0.
     """
@@ -184,7 +189,7 @@ def readable_plan(
     delivered = ranked.filter(pc.equal(ranked["state"], DELIVERED))
     if delivered.num_rows:
         plan = _merged([plan, *_plans_of_deliveries(half, schedule, delivered, given_up)])
-    return Plan(plan.files, _without(plan, ranked).select(_PLAN.names), plan.missing)
+    return replace(plan, rows=_without(plan, ranked).select(_PLAN.names))
 
 
 def _rank(facts: pa.Table) -> Integers:
@@ -199,14 +204,14 @@ def _plan_of_transactions(table: Table, facts: pa.Table, given_up: Collection[st
     """Plan facts about whole transactions: all their halves that hold a message."""
     by_id = Groups.of(facts["transaction_id"])
     messages = readable_rows(table, by_id.keys, _HALF_COLUMNS)
-    missing = _missing(facts, by_id, messages, given_up)
+    problems = _missing(facts, by_id, messages)
+    messages, unfit = _that_fit(messages, by_id.keys, "real_queue_id", "real_topic")
     rows = _ordered(messages.rows, messages.place, facts, by_id)
-    return Plan([PlanFile(table, file) for file in messages.files], rows, missing)
+    files, missing = [PlanFile(table, file) for file in messages.files], {**problems, **unfit}
+    return Plan(files, rows, _waiting(missing, given_up), frozenset(unfit) - problems.keys())
 
 
-def _missing(
-    facts: pa.Table, by_id: Groups, messages: ReadableRows, given_up: Collection[str]
-) -> dict[str, str]:
+def _missing(facts: pa.Table, by_id: Groups, messages: ReadableRows) -> dict[str, str]:
     """Find the transactions that lack messages; return the problem of each.
 
     A dead letter need not be complete, but what an unreadable file may hold of it is waited for.
@@ -224,7 +229,33 @@ def _missing(
     for file in messages.unreadable:
         in_file = is_short & file.covers(by_id.keys)
         problems |= dict.fromkeys(_names(by_id.keys, in_file), file.problem)
+    return problems
+
+
+def _waiting(problems: Mapping[str, str], given_up: Collection[str]) -> dict[str, str]:
     return {name: problem for name, problem in problems.items() if name not in given_up}
+
+
+def _that_fit(
+    messages: ReadableRows, ids: pa.Array, queue_column: str, column: str
+) -> tuple[ReadableRows, dict[str, str]]:
+    """Leave out messages for queues that no topic has; return the problems of their transactions.
+
+    Other programs write them; such a row would take the offsets of an honest one. A row without a
+    value in `column` is no message.
+    """
+    queues = messages.rows[queue_column]
+    is_unfit = ~are_queues(queues) & flags(pc.is_valid(messages.rows[column]))
+    if not is_unfit.any():
+        return messages, {}
+    owners = ids.take(pa.array(messages.place[is_unfit])).to_pylist()
+    numbers = queues.filter(pa.array(is_unfit)).to_pylist()
+    problem = "a message of it is for queue {}, and a topic has queues from 0 to {}"
+    rows = messages.rows.filter(pa.array(~is_unfit))
+    return replace(messages, rows=rows, place=messages.place[~is_unfit]), {
+        owner: problem.format("null" if number is None else number, MAX_QUEUE_NUMS - 1)
+        for owner, number in zip(owners, numbers, strict=True)
+    }
 
 
 def _names(ids: pa.Array, chosen: Flags) -> list[str]:
@@ -285,19 +316,23 @@ def _plans_of_deliveries(
 ) -> Iterator[Plan]:
     """Plan DELIVERED facts: first from the schedule, then from half what the schedule lacks.
 
-    The last plan has no rows; it names the transactions whose messages are in neither.
+    The last plan has no rows; it names the transactions whose messages are in neither, or in no
+    queue of a topic.
     """
     fact, sequence = list_items(facts["sequences"])
     by_id = Groups.of(facts["transaction_id"])
     missing = np.arange(len(fact))
     unreadable: list[UnreadableFile] = []
-    sources: list[tuple[Table, Sequence[str]]] = [(half.table, _HALF_COLUMNS)]
+    unfit: dict[str, str] = {}
+    sources: list[tuple[Table, Sequence[str], str]] = [(half.table, _HALF_COLUMNS, "real_queue_id")]
     if schedule is not None and schedule.refresh().is_there:
-        sources.insert(0, (schedule.table, _SCHEDULE_COLUMNS))
-    for table, columns in sources:
+        sources.insert(0, (schedule.table, _SCHEDULE_COLUMNS, "queue_id"))
+    for table, columns, queue_column in sources:
         ids = by_id.keys if len(missing) else by_id.keys.slice(0, 0)
         messages = readable_rows(table, ids, columns)
         unreadable += messages.unreadable
+        messages, problems = _that_fit(messages, ids, queue_column, "sequence")
+        unfit |= problems
         addresses = (by_id.place[fact[missing]], sequence[missing])
         row = find_pairs(addresses, (messages.place, integers(messages.rows["sequence"], -1)))
         is_there = row >= 0
@@ -309,8 +344,9 @@ def _plans_of_deliveries(
     problems = dict.fromkeys(ids.to_pylist(), "a delivered message is not there")
     for file in unreadable:
         problems |= dict.fromkeys(_names(ids, file.covers(ids)), file.problem)
-    waiting = {name: problem for name, problem in problems.items() if name not in given_up}
-    yield Plan([], _delivered_rows(rows.slice(0, 0), facts, fact[:0]), waiting)
+    problems |= {name: problem for name, problem in unfit.items() if name in problems}
+    no_rows = _delivered_rows(rows.slice(0, 0), facts, fact[:0])
+    yield Plan([], no_rows, _waiting(problems, given_up), frozenset(unfit))
 
 
 def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.Table:
@@ -338,7 +374,8 @@ def _merged(plans: Sequence[Plan]) -> Plan:
     order = np.lexsort((integers(rows["sequence"], -1), integers(rows["rank"], 0)))
     files = [file for plan in plans for file in plan.files]
     missing = {name: problem for plan in plans for name, problem in plan.missing.items()}
-    return Plan(files, rows.take(pa.array(order)), missing)
+    unfit = frozenset[str]().union(*(plan.unfit for plan in plans))
+    return Plan(files, rows.take(pa.array(order)), missing, unfit)
 
 
 def _without(plan: Plan, ranked: pa.Table) -> pa.Table:

@@ -21,7 +21,14 @@ from txmq.errors import (
 )
 from txmq.ground.clock import Clock
 from txmq.ground.fail_points import FailPoint, reached
-from txmq.ground.handles import Restarting, Running, TimedRounds, TurnHandle, stopping_start
+from txmq.ground.handles import (
+    OfOneProcess,
+    Restarting,
+    Running,
+    TimedRounds,
+    TurnHandle,
+    stopping_start,
+)
 from txmq.ground.sessions import is_connect, spark_room
 from txmq.listeners.hooks import Hooks
 from txmq.publish.announcement import PublishWatch
@@ -43,7 +50,7 @@ logger = logging.getLogger(__name__)
 ERROR_PAUSE_S = 1.0
 
 
-class Publisher:
+class Publisher(OfOneProcess):
     """Settles and publishes: it follows the op log of a store.
 
     Several publishers may run on one store: for each commit one of them wins, and the others go on

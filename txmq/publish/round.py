@@ -124,7 +124,7 @@ class PublishRound:
         if result.settled + result.published >= LARGE_ROUND_ROWS:
             # Arrow keeps freed memory, and a large round is rarely followed by another one.
             pa.default_memory_pool().release_unused()
-        self._retry_parked()
+        result += self._retry_parked()
         for name, error in self._idle_topics.behind(self._progress.parked):
             self._park(name, self._progress.low_water_version, error)
         return result + self._retry_waiting()
@@ -179,9 +179,9 @@ class PublishRound:
         claims, end = self._op.first_between(after, after + span, rows)
         reached(FailPoint.CLAIMS_READ)
         check_half(self._half.table.refresh(), self._settled)
-        settlement = self._decided(claims)
+        settlement = self._decided(*claims)
         count = self._waiting.keep(settlement, after)
-        self._span.adapt(end - after, is_full=claims.num_rows >= rows)
+        self._span.adapt(end - after, is_full=claims.counted.num_rows >= rows)
         reached(FailPoint.FACTS_DECIDED)
         fingerprint = commit_fingerprint(self._op.table, end)
         half = seen_of(self._half.table)
@@ -199,11 +199,11 @@ class PublishRound:
             end_latency=end_latency(settlement.facts),
         )
 
-    def _decided(self, claims: pa.Table) -> Settlement:
+    def _decided(self, claims: pa.Table, unknown: pa.Table) -> Settlement:
         """Settle the claims; set transactions aside that make settling fail."""
 
         def decide(held: Collection[str]) -> Settlement:
-            now_ms, waiting = self._clock.now_ms(), Waiting(held)
+            now_ms, waiting = self._clock.now_ms(), Waiting(held, unknown=unknown)
             tables = (claims, self._half, self._settled)
             received_ms = partial(self._op.received_ms, clock=self._clock)
             return settle(*tables, now_ms, self._schedule, waiting, received_ms=received_ms)
@@ -356,21 +356,22 @@ class PublishRound:
         self._progress = self._progress.with_parked(name, parked)
         reached(FailPoint.TOPIC_PARKED)
 
-    def _retry_parked(self) -> None:
+    def _retry_parked(self) -> PublishResult:
         """Let parked topics catch up from the version at which they were parked."""
-        now_ms = self._clock.now_ms()
+        now_ms, result = self._clock.now_ms(), PublishResult()
         for name, parked in list(self._progress.parked.items()):
             if self._pauses.is_due(name, parked.attempts, now_ms):
-                self._catch_up(name, parked)
+                result += self._catch_up(name, parked)
                 self.keep_progress()
+        return result
 
-    def _catch_up(self, name: str, parked: ParkedTopic) -> None:
+    def _catch_up(self, name: str, parked: ParkedTopic) -> PublishResult:
         """Write what a parked topic lacks, step by step; park it again if that fails."""
-        mark = min(self._settled.mark, self._progress.low_water_version)
+        mark, result = min(self._settled.mark, self._progress.low_water_version), PublishResult()
         try:
             self._topics.expect([name])
             for step in self._steps(parked.from_version, mark):
-                self._catch_up_to(name, parked.from_version, step)
+                result += self._catch_up_to(name, parked.from_version, step)
                 parked = replace(parked, from_version=max(parked.from_version, step))
                 self._progress = self._progress.with_parked(name, parked)
         except SourceRestoredError:
@@ -379,20 +380,20 @@ class PublishRound:
             self._park(name, parked.from_version, error)
         else:
             self._end_parking(name, mark)
+        return result
 
-    def _catch_up_to(self, name: str, after: int, step: int) -> None:
+    def _catch_up_to(self, name: str, after: int, step: int) -> PublishResult:
         """Write what a parked topic lacks up to one step."""
         # Another publisher may have caught up already, and retention taken what it has published.
         after = max(after, self._topics.mark(name))
         if after >= step:
-            return
+            return PublishResult()
         facts = self._settled.to_show(after, step)
         self._half.table.refresh()
         goal = self._goal(facts, after, step, name)
         if goal is None:
-            self._catch_up_to(name, after, step)
-        else:
-            self._topics.write(name, goal)
+            return self._catch_up_to(name, after, step)
+        return self._topics.write(name, goal)
 
     def _end_parking(self, name: str, mark: int) -> None:
         """Let the topic go on with the others, if it is where they are."""

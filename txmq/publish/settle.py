@@ -31,6 +31,7 @@ from txmq.ground.columns import (
 )
 from txmq.message.lifecycle import (
     DELIVERY_STATES,
+    FINAL_STATES,
     PENDING,
     Claim,
     ClaimKind,
@@ -42,7 +43,14 @@ from txmq.message.lifecycle import (
 )
 from txmq.publish.topic_writer import NOBODYS_FAULT, culprits
 from txmq.store.half import HalfLog, grouped_summaries
-from txmq.store.op import claims_of_table
+from txmq.store.op import (
+    CLAIMS,
+    Judged,
+    claims_of_table,
+    is_after_unknown,
+    is_of_first_life,
+    unknown_keys,
+)
 from txmq.store.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.store.settled import ScheduleLog, SettledLog, readable_delayed_messages, settled_table
 from txmq.store.store_clock import StoreClock
@@ -54,6 +62,7 @@ _PLAIN_ENDS = {
 _DELIVERY_KINDS = pa.array([kind.value for kind in DELIVERY_STATES])
 _DELIVERED_STATES = pa.array([state.value for state in DELIVERY_STATES.values()])
 _COMMIT_COLUMNS = ["transaction_id", "state", "op_version", "ordinal", "life"]
+_FINAL = pa.array([state.value for state in FINAL_STATES])
 NOT_FOUND = -1
 # Returns when the store received these commits of the op log; nothing if a test rules the clock.
 ReceivedMs = Callable[[Iterable[int]], Mapping[int, int]]
@@ -71,7 +80,7 @@ class Settlement:
     facts: pa.Table
     claims: int
     without_effect: int
-    undecided: pa.Table
+    undecided: Judged
     problems: Mapping[str, str]
 
 
@@ -81,11 +90,14 @@ class Waiting:
 
     Attributes:
         held: those whose claims are not folded, because earlier claims about them wait.
-        given_up: those whose unreadable halves count as missing, each with its producer group.
+        given_up: those whose unreadable halves count as missing, each with its producer group;
+            claims of unknown keys about them count for nothing.
+        unknown: the claims of the range that are signed by unknown keys, as CLAIMS.
     """
 
     held: Collection[str] = ()
     given_up: Mapping[str, str] = field(default_factory=dict)
+    unknown: pa.Table = field(default_factory=CLAIMS.empty_table)
 
 
 NOBODY_WAITS = Waiting()
@@ -107,8 +119,11 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
 ) -> Settlement:
     """Decide which claims take effect.
 
+    What comes after a claim of an unknown key waits with it, unless its transaction has a final end
+    before.
+
     Args:
-        claims: CLAIM_COLUMNS and `_commit_version`, the whole range.
+        claims: those of the whole range that count, as CLAIMS.
         half: pinned to a version that was read after the range was fixed.
         settled: pinned to the version that the facts will be appended to.
         now_ms: the settled_timestamp of the facts.
@@ -122,11 +137,14 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     """
     # An UNKNOWN counts a check and changes no state.
     rows = only(claims, flags(pc.not_equal(claims["kind"], ClaimKind.UNKNOWN.value)))
+    unknown = only(waiting.unknown, ~_is_about(waiting.unknown, waiting.given_up))
     is_held = _is_about(rows, waiting.held)
     is_delivery = flags(pc.is_in(rows["kind"], value_set=_DELIVERY_KINDS))
-    active = only(rows, ~is_held & ~is_delivery)
+    active = only(rows, ~is_held & ~is_delivery & ~is_after_unknown(rows, unknown))
     facts, problems = _ends(active, half, settled, now_ms, waiting.given_up, received_ms)
-    is_held |= _is_about(rows, problems)
+    unknown = _without_late_ends(unknown, facts, settled)
+    is_held |= _is_about(rows, problems) | is_after_unknown(rows, unknown)
+    problems = {**unknown_keys(unknown), **problems}
     if is_delivery.any():
         deliveries = rows.filter(pa.array(is_delivery & ~is_held))
         logs = (half, schedule, settled)
@@ -136,9 +154,20 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
         is_held |= is_delivery & _is_about(rows, undelivered)
         facts, problems = pa.concat_tables([facts, delivered]), {**problems, **undelivered}
     ordered = in_order(facts, "op_version", "ordinal")
-    undecided = rows.filter(pa.array(is_held))
-    without_effect = claims.num_rows - facts.num_rows - undecided.num_rows
+    undecided = Judged(rows.filter(pa.array(is_held)), unknown)
+    without_effect = claims.num_rows - facts.num_rows - undecided.counted.num_rows
     return Settlement(ordered, claims.num_rows, without_effect, undecided, problems)
+
+
+def _without_late_ends(unknown: pa.Table, facts: pa.Table, settled: SettledLog) -> pa.Table:
+    """Return the claims of unknown keys, without ends of transactions that have a final one."""
+    is_end = ~flags(pc.is_in(unknown["kind"], value_set=_DELIVERY_KINDS))
+    if not is_end.any():
+        return unknown
+    earlier = settled.facts_of(pc.unique(unknown["transaction_id"])).select(_COMMIT_COLUMNS)
+    known = pa.concat_tables([earlier, facts.select(_COMMIT_COLUMNS)])
+    final = known.filter(pc.is_in(known["state"], value_set=_FINAL))["transaction_id"]
+    return only(unknown, ~(is_end & flags(pc.is_in(unknown["transaction_id"], value_set=final))))
 
 
 def settle_all_others(
@@ -269,6 +298,7 @@ def _is_plain(claims: pa.Table, by_id: Groups, group: pa.Array, with_facts: pa.A
     is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS)))
     is_new = ~flags(pc.is_in(by_id.keys, value_set=with_facts))
     is_first = (by_id.count() == 1) & is_new
+    is_end = pc.and_(is_end, is_of_first_life(claims))
     is_plain: Flags = is_first[by_id.place] & flags(pc.and_(is_of_group, is_end))
     return is_plain
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from txmq.delta.files import UnreadableFile
 from txmq.delta.log_files import delete_files
+from txmq.delta.schemas import MARKS_PROPERTY
 from txmq.delta.until_committed import until_committed
 from txmq.errors import (
     CommitRefusedError,
@@ -35,6 +36,7 @@ from txmq.publish.announcement import PublishWatch
 from txmq.publish.engines import EngineChoice
 from txmq.publish.plan import Plan
 from txmq.publish.progress import RESTORED, commit_fingerprint
+from txmq.store.known import lost_by_others, problem_of_loss
 from txmq.store.settled import NOTHING
 from txmq.store.topic import TopicEnd, TopicLog, offsets_in_order
 
@@ -265,13 +267,15 @@ class TopicWriter:
         """Return how far the pinned version is. Raises: TopicBehindError if it was further."""
         end, seen = topic.end, self.ends.get(topic.name)
         if seen is not None and end.is_behind(seen):
-            problem = (
-                f"was restored to an older copy: it had {seen.messages:,} messages up to version "
-                f"{seen.mark} of the op log, and has {end.messages:,} up to {end.mark}"
-            )
-            raise TopicBehindError(topic.name, f"{problem}; {_REBUILD}")
+            raise TopicBehindError(topic.name, _problem_of(topic, seen, end))
+        self._check_whole(topic)
         self.ends[topic.name] = end
         return end
+
+    def _check_whole(self, topic: TopicLog) -> None:
+        """Raise TopicBehindError if messages are gone that txmq did not remove."""
+        if (lost := lost_by_others(self._store, topic)) > 0:
+            raise TopicBehindError(topic.name, f"{problem_of_loss(lost)}; {_REBUILD}")
 
     def _check_not_ahead(self, topic: TopicLog, mark: int) -> None:
         """Raise SourceRestoredError if the topic has more than was ever settled.
@@ -369,6 +373,19 @@ class TopicWriter:
         if op_fingerprint not in (None, fingerprint):
             problem = f"follows another commit {topic.mark} of the op log"
             raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
+
+
+def _problem_of(topic: TopicLog, seen: TopicEnd, end: TopicEnd) -> str:
+    """Tell why a topic is behind what was seen of it, and the way out."""
+    if (duration := topic.table.log.properties().get(MARKS_PROPERTY)) is not None:
+        problem = f"forgets its marks by its property {MARKS_PROPERTY} = {duration}"
+        cure = f"ALTER TABLE … UNSET TBLPROPERTIES ('{MARKS_PROPERTY}'), then txmq rebuild-topic"
+        return f"{problem}; {cure}"
+    problem = (
+        f"was restored to an older copy: it had {seen.messages:,} messages up to version "
+        f"{seen.mark} of the op log, and has {end.messages:,} up to {end.mark}"
+    )
+    return f"{problem}; {_REBUILD}"
 
 
 def clashing_names(store: Store, names: Iterable[str]) -> dict[str, str]:

@@ -36,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 SHOWN_TRANSACTIONS = 5
 _PAUSE = "transactions"
-CURE = "restore the file, or give them up: txmq resolve ID --give-up"
+CURE = (
+    "restore the file, or give this process the key (claim_keys), or give them up: "
+    "txmq resolve ID --give-up"
+)
 
 
 class WaitingTransactions:
@@ -87,7 +90,7 @@ class WaitingTransactions:
         Returns: the count for that commit; None if the settled log has seen it already.
         """
         claims, problems = settlement.undecided, settlement.problems
-        if claims.num_rows:
+        if claims.counted.num_rows or claims.unknown.num_rows:
             now_ms = self._clock.now_ms()
             self._change(lambda value: value.with_claims(claims, problems, after, now_ms), now_ms)
             self._tell(problems)
@@ -180,18 +183,20 @@ class WaitingTransactions:
 
     def _settle(self, entries: Mapping[str, SetAside]) -> tuple[PublishResult, Collection[str]]:
         """Append the facts of the claims that waited; return also who cannot be decided yet."""
-        claims = waiting_claims(entries.values())
-        if not claims.num_rows:
+        claims, unknown = waiting_claims(entries.values())
+        if not claims.num_rows and not unknown.num_rows:
             return PublishResult(), ()
         facts = last_facts(self._settled.facts_of(pc.unique(claims["transaction_id"])))
         claims = after_their_facts(claims, facts)
-        now_ms, waiting = self._clock.now_ms(), Waiting(given_up=given_up_by(entries))
+        now_ms, waiting = self._clock.now_ms(), Waiting((), given_up_by(entries), unknown)
         received_ms = partial(self._op.received_ms, clock=self._clock)
         settlement = settle(
             claims, self._half, self._settled, now_ms, self._schedule, waiting,
             received_ms=received_ms,
         )  # fmt: skip
-        undecided = pc.unique(settlement.undecided["transaction_id"]).to_pylist()
+        undecided = {
+            name for rows in settlement.undecided for name in rows["transaction_id"].to_pylist()
+        }
         if not settlement.facts.num_rows:
             return PublishResult(), undecided
         count = self._count_up(now_ms)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.delta.folder import spark_location
-from txmq.errors import CatalogError, ConfigError
+from txmq.errors import CatalogError, ConfigError, EnvironmentProblemError
 from txmq.ground.handles import ThreadHandle, is_survivable
+from txmq.ground.sessions import is_connect
+from txmq.spark.queries import end_of_java_told
 from txmq.spark.sql_views import (
     LOG_PREFIX,
     LOGS,
@@ -79,9 +82,10 @@ class CatalogTables:
 
         Raises:
             CatalogError: the schema is not there.
+            EnvironmentProblemError: Spark's Java process has ended.
             StorageError: the store cannot be listed.
         """
-        if not self._spark.catalog.databaseExists(str(self.schema)):
+        if not self._has_schema():
             cure = f"make it first: CREATE SCHEMA {self.schema}"
             raise CatalogError(str(self.schema), f"is no schema of this session; {cure}")
         topics = self.store.topics()
@@ -95,8 +99,17 @@ class CatalogTables:
         return CatalogResult(tuple(made), failed)
 
     def start(self) -> CatalogHandle:
-        """Register new topics every INTERVAL_S in a thread until `stop()`. Retries: as run_once."""
+        """Register new topics every INTERVAL_S in a thread until `stop()`. Retries: as run_once.
+
+        Returns: the handle; the end of Spark's Java process ends its thread.
+        """
         return CatalogHandle(self)
+
+    def _has_schema(self) -> bool:
+        # Spark Connect has no Java here, and its network may come back.
+        told = nullcontext() if is_connect(self._spark) else end_of_java_told()
+        with told:
+            return bool(self._spark.catalog.databaseExists(str(self.schema)))
 
     def _make_views(
         self, named: Mapping[str, str], deleted: frozenset[str], failed: dict[str, str]
@@ -166,6 +179,9 @@ class CatalogHandle(ThreadHandle):
         try:
             self._tables.run_once()
             self.last_error = None
+        except EnvironmentProblemError:
+            # Java has ended, and no later turn has another one.
+            raise
         except BaseException as error:
             if not is_survivable(error):
                 raise

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from txmq.check.recheck import Recheck
-    from txmq.check.service import OnDue, Trigger
+    from txmq.check.service import LogTrigger, Trigger
     from txmq.ground.clock import Clock
     from txmq.ground.handles import Running, TimedRounds
     from txmq.message.body_schema import BodySchema
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from txmq.producer.routing import DataFrameSend
     from txmq.publish.plan import PayloadEngine
     from txmq.store.store import Store
+    from txmq.user_data.markers import DeltaMarkers
 
 
 def dataframe_send(
@@ -48,12 +48,12 @@ def start_timer(spark: SparkSession, store: Store, rounds: TimedRounds) -> Runni
 
 
 def join_trigger(
-    spark: SparkSession, store: Store, clock: Clock, recheck: Recheck, on_due: OnDue
+    spark: SparkSession, store: Store, clock: Clock, by_logs: LogTrigger, *, rests: bool
 ) -> Trigger:
     """Make the trigger of the check service that runs the deadline join."""
     from txmq.spark.join_trigger import StreamTrigger
 
-    return StreamTrigger(spark, store, clock, recheck, on_due)
+    return StreamTrigger(spark, store, clock, by_logs, rests=rests)
 
 
 def column_of(condition: Condition) -> Column:
@@ -61,6 +61,13 @@ def column_of(condition: Condition) -> Column:
     from txmq.spark import columns
 
     return columns.column_of(condition)
+
+
+def digest_of(rows: DataFrame) -> str:
+    """Tell the rows of a micro-batch from others. See `spark.columns`."""
+    from txmq.spark import columns
+
+    return columns.digest_of(rows)
 
 
 def session_settings(
@@ -77,3 +84,10 @@ def setting_of(spark: SparkSession, name: str) -> str | None:
     from txmq.spark import settings as of_sessions
 
     return of_sessions.setting_of(spark, name)
+
+
+def marked_table(spark: SparkSession, name: str, location: str) -> DeltaMarkers:
+    """Return the markers of a user's table, which Spark reads and fences."""
+    from txmq.spark.marked_table import SparkMarkedTable
+
+    return SparkMarkedTable(spark, name, location)

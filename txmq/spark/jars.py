@@ -282,6 +282,15 @@ def release_of(pyspark: str, delta: str) -> Release:
     )
 
 
+def local_checkpoint_files(pyspark: str) -> dict[str, str]:
+    """Say how Spark writes the files of checkpoints on a local disk, and there alone.
+
+    The default starts a program four times for each file to look for a link: a hundred processes
+    for each micro-batch. This one renames as atomically.
+    """
+    return {"spark.sql.streaming.checkpointFileManagerClass": checkpoint_files_class(pyspark)}
+
+
 def checkpoint_files_class(pyspark: str) -> str:
     """Name Spark's class that renames the files of checkpoints; Spark 4.1 has moved it."""
     package = "org.apache.spark.sql.execution.streaming"

@@ -10,14 +10,21 @@ import math
 import threading
 import time
 import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from txmq.check.recheck import Recheck
 from txmq.check.service import LogTrigger, OnDue
 from txmq.errors import StorageError
-from txmq.ground.clock import Clock
-from txmq.spark.deadline_join import dues_of, horizon_s, start_check_stream
-from txmq.spark.queries import StreamHandle, batch_of_spark, forget_checkpoint
+from txmq.ground.clock import Clock, affine
+from txmq.ground.tasks import submitted
+from txmq.spark.deadline_join import dues_of, early_by_s, horizon_s, start_check_stream
+from txmq.spark.queries import (
+    StreamHandle,
+    batch_of_spark,
+    check_java,
+    forget_checkpoint,
+    is_without_java,
+)
 from txmq.store.store import Store, service_checkpoint_location
 
 if TYPE_CHECKING:
@@ -30,94 +37,140 @@ RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 60.0
 STOP_PAUSE_S = 0.3
 ENDING_BATCHES_MAX = 2
+# Without a micro-batch for so long, searches take the place of the join.
+TRIGGERS_MISSED = 2
+LEAST_SILENCE_S = 1.0
 
 
 class StreamTrigger:
     """With Spark: runs the query of the deadline join, and replaces it if it may be wrong.
 
-    Its micro-batches cost a third of a core, also without rows. So the query is stopped while the
-    logs are quiet; rechecks by the logs, as without Spark, take its place until there is traffic.
-    With the setting `deadline_join: auto` they also do so while they cost less than the query.
-
     Each query begins with the rows that are appended from its start on, in a checkpoint of its own.
     So two services never share a checkpoint, a broken checkpoint does no harm, and no start reads
-    the whole history.
+    the whole history. What was open before is searched for, at the pace of a service without
+    Spark, until the last of its deadlines; and so is everything while micro-batches come late.
+
+    Micro-batches cost a third of a core, also without rows. A query that `rests` is stopped while
+    the logs are quiet and while searches cost less than it does; searches take its place.
     """
 
     def __init__(
-        self, spark: SparkSession, store: Store, clock: Clock, recheck: Recheck, on_due: OnDue
+        self,
+        spark: SparkSession,
+        store: Store,
+        clock: Clock,
+        by_logs: LogTrigger,
+        *,
+        rests: bool,
     ) -> None:
-        """Start nothing yet."""
-        self._spark, self._store, self._clock, self._on_due = spark, store, clock, on_due
-        self._by_logs = LogTrigger(store, recheck, on_due)
-        self._always_joins = store.config.deadline_join == "always"
-        self._traffic, self._is_resting = LogTraffic(store), not self._always_joins
-        self._horizon_s = horizon_s(store.config)
+        """Start nothing yet; `by_logs` decides where the join does not see all that is open."""
+        self._spark, self._store, self._clock = spark, store, clock
+        self._by_logs, self._recheck, self._on_due = by_logs, by_logs.recheck, by_logs.on_due
+        self._rests = self._is_resting = rests
+        self._traffic = LogTraffic(store)
+        self._horizon_ms = round(horizon_s(store.config) * 1000)
         self._recheck_interval_s = store.config.recheck_interval_s
-        self._check_interval_s = min(
-            settings.transaction_check_interval_s
-            for settings in store.config.check_settings().values()
-        )
+        trigger_s = store.config.check_trigger_interval_s
+        self._silence_s = max(TRIGGERS_MISSED * trigger_s, LEAST_SILENCE_S)
+        # Until then something is open that the query does not see.
+        self._unseen_until_ms = math.inf
+        self._starter = ThreadPoolExecutor(1, "txmq-check-start")
+        self._starting: Future[_Running] | None = None
         self._running: _Running | None = None
         self._failures = 0
         self._next_start_s = -math.inf
 
     def keep_running(self) -> bool:
-        """Start the query when it pays, after a failure or late rows. Return whether it did."""
-        running = self._running
-        self._traffic.look()
-        if self._is_resting:
-            return self._end_rest() if self._join_pays else self._by_logs.keep_running()
-        if running is not None and running.is_alive:
-            self._failures = 0 if running.batches else self._failures
-            if self._traffic.is_quiet:
-                self.stop()
-                self._is_resting = True
-                return True
-            if not running.has_dropped_rows():
-                return False
-            logger.error("rows were dropped as late: the clock was set back; restarting the query")
-        elif running is not None:
+        """Start the query when it pays, after a failure or late rows.
+
+        Returns:
+            Whether a query began or ended, so that a recheck must see what it does not.
+
+        Raises: EnvironmentProblemError where Java has ended; the last of too many failures of the
+            query.
+        """
+        if self._rests:
+            self._traffic.look()
+        if self._starting is not None and self._starting.done():
+            return self._has_started(self._starting)
+        if self._running is not None:
+            return self._has_stopped(self._running)
+        if self._starting is None and self._is_wanted():
+            self._start()
+        return self._by_logs.keep_running()
+
+    def _is_wanted(self) -> bool:
+        # No start helps where Java has ended, and nobody else hears of it while no query runs.
+        check_java(self._spark)
+        self._is_resting = self._is_resting and not self._join_pays
+        return not self._is_resting and time.monotonic() >= self._next_start_s
+
+    def _has_stopped(self, running: _Running) -> bool:
+        """Stop a query that failed, shall rest, or may be wrong; return whether there was one."""
+        if not running.is_alive:
             self._note_failure(running.exception)
-        self.stop()
-        return time.monotonic() >= self._next_start_s and self._start()
+        elif self._rests and self._traffic.is_quiet:
+            self._is_resting = True
+        elif running.has_dropped_rows():
+            logger.error("rows were dropped as late: the clock was set back; restarting the query")
+        else:
+            self._failures = 0 if running.batches else self._failures
+            return False
+        self._stop_query()
+        return True
 
     @property
     def _join_pays(self) -> bool:
         """Whether commits keep coming, and searches for them would come late."""
-        if self._always_joins:
-            return self._traffic.is_steady
         traffic = self._traffic
         return self._by_logs.is_slow and (traffic.is_steady or traffic.is_lasting)
 
-    def _end_rest(self) -> bool:
-        self._is_resting = False
-        return self._start()
-
     def recheck_interval_s(self) -> float:
-        """Return `recheck_interval_s` if the join ran for a horizon without a gap, or less."""
-        if self._is_resting:
-            interval_s = self._by_logs.recheck_interval_s()
-            return (
-                interval_s if math.isinf(interval_s) else min(interval_s, self._recheck_interval_s)
-            )
-        running, silence_s = self._running, self._check_interval_s
-        if running is not None and running.is_steady(self._horizon_s, silence_s):
+        """Return `recheck_interval_s` while the join sees all that is open, else as without it."""
+        if self._join_sees_all:
             return self._recheck_interval_s
-        return min(silence_s, self._recheck_interval_s)
+        interval_s = self._by_logs.recheck_interval_s()
+        return interval_s if math.isinf(interval_s) else min(interval_s, self._recheck_interval_s)
+
+    @property
+    def _join_sees_all(self) -> bool:
+        """Whether micro-batches come in time, and what was open at the start has been due."""
+        running = self._running
+        if running is None or not running.is_prompt(self._silence_s):
+            return False
+        now_ms, last_ms = self._clock.now_ms(), self._recheck.open_until_ms
+        if self._unseen_until_ms == math.inf and last_ms < math.inf:
+            # What lies beyond the horizon is left to the recheck anyway.
+            self._unseen_until_ms = min(last_ms, now_ms + self._horizon_ms)
+        return now_ms > self._unseen_until_ms
 
     def stop(self) -> None:
         """Stop the query between two micro-batches and remove its checkpoint."""
+        self._starter.shutdown()
+        if self._starting is not None and self._starting.exception() is None:
+            self._running = self._starting.result()
+        self._stop_query()
+
+    def _stop_query(self) -> None:
         running, self._running = self._running, None
         if running is not None:
             running.stop()
 
-    def _start(self) -> bool:
-        try:
-            self._running = _Running(self._spark, self._store, self._clock, self._on_due)
-        except Exception as error:  # noqa: BLE001 - Spark's errors have no common root
-            self._note_failure(error)
+    def _start(self) -> None:
+        """Start the query in a thread: it takes seconds, and searches go on meanwhile."""
+        self._starting = submitted(
+            self._starter, _Running, self._spark, self._store, self._clock, self._on_due
+        )
+
+    def _has_started(self, starting: Future[_Running]) -> bool:
+        """Take what was started; return whether it runs. Raises: the last of too many failures."""
+        self._starting = None
+        if failure := starting.exception():
+            self._note_failure(failure)
             return False
+        self._running = starting.result()
+        self._unseen_until_ms = math.inf
+        self._recheck.forget()
         return True
 
     def _note_failure(self, failure: BaseException | None) -> None:
@@ -134,10 +187,9 @@ class _Running(StreamHandle):
     """One running query of the deadline join."""
 
     def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
-        self._on_due = on_due
+        self._on_due, self._clock = on_due, clock
         self._ending, self._in_batch = threading.Event(), threading.Lock()
         self._trigger_s = store.config.check_trigger_interval_s
-        self._first_batch_s: float | None = None
         self._last_batch_s = -math.inf
         self._ending_batches = 0
         self.batches = 0
@@ -147,14 +199,19 @@ class _Running(StreamHandle):
         )
         super().__init__(query, self._ending, self._in_batch, lambda: forget_checkpoint(checkpoint))
 
-    def is_steady(self, horizon_s: float, silence_s: float) -> bool:
-        now_s, first_s = time.monotonic(), self._first_batch_s
-        runs_long = first_s is not None and now_s - first_s >= horizon_s
-        return runs_long and now_s - self._last_batch_s <= silence_s
+    def is_prompt(self, silence_s: float) -> bool:
+        """Tell whether a micro-batch has ended within this time."""
+        return time.monotonic() - self._last_batch_s <= silence_s
 
     def has_dropped_rows(self) -> bool:
         """Tell whether rows were dropped as late, which happens only if the clock was set back."""
-        progress = self._query.lastProgress
+        try:
+            progress = self._query.lastProgress
+        except Exception as error:
+            if is_without_java(error):
+                # The next look finds that the query has ended.
+                return False
+            raise
         operators = [] if progress is None else progress.stateOperators
         return any(operator.numRowsDroppedByWatermark > 0 for operator in operators)
 
@@ -171,10 +228,11 @@ class _Running(StreamHandle):
             # The next start's recheck finds these rows.
             self._ending_batches += 1
             return
+        early_s = early_by_s(clock_ms, affine(self._clock))
+        self._ending.wait(min(early_s, self._trigger_s))
         self._on_due(dues, clock_ms)
         self.batches += 1
         self._last_batch_s = time.monotonic()
-        self._first_batch_s = self._first_batch_s or self._last_batch_s
 
     def _is_pausing(self) -> bool:
         """Tell whether the next micro-batch leaves time; Spark begins at whole intervals."""

@@ -40,7 +40,8 @@ class QueryListener:
         key: the field of a head that holds its key: `keys`, `transaction_id`, `message_id`,
             `sharding_key`, `tags`, or `properties.NAME`.
         rollback_after_s: the age of a half after which its local transaction cannot land any more;
-            None: no answer is ROLLBACK.
+            None: no answer is ROLLBACK. It is the time of `clock` less the producer's, so add what
+            these clocks may differ by.
         clock: the time for ages.
 
     Example:

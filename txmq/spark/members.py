@@ -25,6 +25,7 @@ from txmq.errors import ConsumerGroupConflictError, StorageUnavailableError, Txm
 from txmq.ground.handles import ThreadHandle
 from txmq.message.filter import MessageFilter
 from txmq.spark.columns import is_not_erased
+from txmq.spark.settings import check_passes_over_no_file
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class SparkBatches:
                 the other queues are read before.
             ClosedError, ConcurrentUseError: it was closed, or is used by another thread.
             ConsumerGroupConflictError, StorageError: as `PullConsumer.poll`.
+            EnvironmentProblemError: the session passes over files that are gone or damaged.
             Exception: the error of a handler that always fails.
         """
         total = ConsumeResult()
@@ -100,7 +102,9 @@ class SparkBatches:
 
         Raises: as `run_once`.
         """
-        with self._use:
+        with self._use.begin():
+            # Not in the handler's time, or its messages would count as failed.
+            self._frames.check_session()
             ranges = self._ranges.take(self._max_messages)
             if not ranges:
                 return None
@@ -126,13 +130,13 @@ class SparkBatches:
             self._handle.stop()
         if self._use.is_over:
             return
-        with self._use:
+        with self._use.begin():
             self._use.close()
             self._ranges.leave()
 
     def leave(self) -> None:
         """Leave the group until the next batch, so that others go on: one commit."""
-        with self._use:
+        with self._use.begin():
             self._ranges.leave()
 
     def __enter__(self) -> Self:
@@ -164,6 +168,7 @@ class _BatchRun:
 
     def run(self) -> ConsumeResult:
         try:
+            self._reader.hand_out(self._ranges)
             self._try(self._ranges)
         finally:
             # Messages that were handled before a failure do not come again.
@@ -321,7 +326,7 @@ class RangeReader:
         self._reader = reader
 
     def take(self, max_messages: int, max_bytes: int = BATCH_BYTES) -> list[OffsetRange]:
-        """Take the visible messages not handed out yet, one range a queue; do not wait.
+        """Choose from the visible messages not handed out yet, one range a queue; do not wait.
 
         Args:
             max_messages: the largest number of messages in all ranges together.
@@ -356,9 +361,12 @@ class RangeReader:
         # The lease may have ended while files were read.
         if not self._reader.may_serve:
             return []
+        return ranges
+
+    def hand_out(self, ranges: Sequence[OffsetRange]) -> None:
+        """Note that the caller has these ranges: it commits them, or gives them again."""
         for queue, _, end in ranges:
             self._reader.hand_out(queue, end)
-        return ranges
 
     def _next(
         self, queue: TopicQueue, position: QueuePosition, left: int, left_bytes: int, least: int
@@ -442,6 +450,10 @@ class TopicFrames:
         """Read nothing yet."""
         self._store, self._spark = store, spark
         self._filters, self._namespace = filters, namespace
+
+    def check_session(self) -> None:
+        """Raise EnvironmentProblemError where the session leaves out what it cannot read."""
+        check_passes_over_no_file(self._spark)
 
     def dataframe(self, ranges: Sequence[OffsetRange]) -> DataFrame:
         """Return the messages of the ranges that pass the filters, in the columns of TOPIC."""

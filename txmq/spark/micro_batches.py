@@ -44,7 +44,8 @@ class BatchTransactions:
 
     Args:
         producer: its listener answers checks about `change`.
-        query_name: names the work; keep it as long as the checkpoint.
+        query_name: names the work; keep it as long as the checkpoint, and give it to no other
+            query: a batch with the same name, number and time is the same work.
         send: adds the messages of a batch: at least one, and the same in every run.
         change: makes the local transaction. It must carry the marker
             (`transaction.delta_options()`, `delta_sql()`, `delta_rs()` or `database()`), or a
@@ -108,8 +109,13 @@ class BatchTransactions:
             transaction = self._producer.begin_transaction(
                 idempotency_key=key, key_timestamp=batch_timestamp
             )
+            # A DataFrame is not computed again for a batch that is done.
+            if transaction.state is TransactionState.COMMITTED:
+                return
             try:
-                self._try(batch, transaction)
+                # Spark holds the error of a batch, and with it the transaction.
+                with transaction:
+                    self._try(batch, transaction)
             except LocalTransactionFencedError:
                 # The fence excludes the change for good, so end the attempt without the check.
                 transaction.rollback()
@@ -136,9 +142,6 @@ class BatchTransactions:
             batch.unpersist()
 
     def _try(self, batch: DataFrame, transaction: Transaction) -> None:
-        # A DataFrame is not computed again for a batch that is done.
-        if transaction.state is TransactionState.COMMITTED:
-            return
         self._send(batch, transaction)
         transaction.prepare()
         with suppress(LocalTransactionDoneError):

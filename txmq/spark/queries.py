@@ -39,8 +39,8 @@ def start_timer(spark: SparkSession, store: Store, rounds: TimedRounds) -> Strea
         with batch_of_spark():
             rounds.run()
 
-    try:
-        # Not a stream over the op log: Spark would read its commits, which a round reads again.
+    # Not a stream over the op log: Spark would read its commits, which a round reads again.
+    with end_of_java_told():
         timer = spark.readStream.format("rate").option("rowsPerSecond", TIMER_ROWS_PER_S).load()
         query = (
             timer.writeStream.foreachBatch(on_timer)
@@ -49,10 +49,6 @@ def start_timer(spark: SparkSession, store: Store, rounds: TimedRounds) -> Strea
             .trigger(processingTime="0 seconds")
             .start()
         )
-    except Exception as error:
-        if is_without_java(error):
-            raise without_java(error) from error
-        raise
     return StreamHandle(
         query, rounds.stopping, rounds.in_run, lambda: forget_checkpoint(checkpoint)
     )
@@ -75,14 +71,24 @@ class StreamHandle:
         self._after = after
 
     def stop(self) -> None:
-        """Stop between two micro-batches; inside one, `query.stop()` can overflow and hang."""
+        """Stop between two micro-batches; inside one, `query.stop()` can overflow and hang.
+
+        Java may end meanwhile, by the signal that stops this process; then nothing is left to stop.
+        """
         self._stopping.set()
+        try:
+            self._stop_query()
+        except Exception as error:
+            if not is_without_java(error):
+                raise
+        self.forget()
+
+    def _stop_query(self) -> None:
         deadline_s = time.monotonic() + STOP_WAIT_S
         while self.is_alive and not self._is_pausing() and time.monotonic() < deadline_s:
             time.sleep(STOP_POLL_S)
         if self.is_alive:
             self._query.stop()
-        self.forget()
 
     def forget(self) -> None:
         """Wait for the last batch, then clean up after the ended query.
@@ -135,6 +141,26 @@ def forget_checkpoint(location: str) -> None:
     """Remove the checkpoint of one start; on an object store maintenance removes it."""
     if "://" not in location:
         shutil.rmtree(location, ignore_errors=True)
+
+
+@contextmanager
+def end_of_java_told() -> Iterator[None]:
+    """Turn what a call to Spark raises into EnvironmentProblemError where Java has ended.
+
+    The connection that Java refuses is an OSError, and must not pass for a fault of the storage.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_without_java(error):
+            raise without_java(error) from error
+        raise
+
+
+def check_java(spark: SparkSession) -> None:
+    """Ask Java for a sign of life. Raises: EnvironmentProblemError where it has ended."""
+    with end_of_java_told():
+        _ = spark.streams.active
 
 
 def is_without_java(error: Exception) -> bool:

@@ -10,12 +10,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from txmq.errors import EnvironmentProblemError
+from txmq.ground.handles import GATEWAY_PORT
 from txmq.spark.jars import (
     cache_folder,
-    checkpoint_files_class,
     fetch_jars,
     jar_folder,
     jar_paths,
+    local_checkpoint_files,
     missing_jars,
     spark_home,
 )
@@ -81,20 +82,9 @@ def local_session(
         for key, value in (extra or {}).items():
             active.conf.set(key, value)
         return active
-    settings = {"spark.master": master, **_SETTINGS, **_checkpoint_files()}
+    settings = {"spark.master": master, **_SETTINGS, **local_checkpoint_files(version("pyspark"))}
     settings |= _FOR_MINUTES if for_minutes else {}
     return _started(app_name, java_options(for_minutes=for_minutes), {**settings, **(extra or {})})
-
-
-def _checkpoint_files() -> dict[str, str]:
-    """Say how Spark writes the files of its checkpoints.
-
-    The default starts a program four times for each file to look for a link: a hundred processes
-    for each micro-batch. This one renames as atomically on a local disk.
-    """
-    return {
-        "spark.sql.streaming.checkpointFileManagerClass": checkpoint_files_class(version("pyspark"))
-    }
 
 
 def active_session() -> SparkSession | None:
@@ -110,7 +100,7 @@ def active_session() -> SparkSession | None:
 
 
 def _started(app_name: str, options: str, settings: Mapping[str, str]) -> SparkSession:
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    if GATEWAY_PORT in os.environ:
         # spark-submit has already started Java and chosen the jars.
         return _built(app_name, settings)
     cache = cache_folder()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Few engines read Spark's default, INT96.
 MICROSECONDS: Mapping[str, str] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+# With one of these Spark leaves out the rows of a file that is gone or damaged, and says nothing.
+_PASSING_OVER = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
 def change_setting(spark: SparkSession, name: str, value: str | None, *, way_out: str) -> None:
@@ -47,6 +49,18 @@ def setting_of(spark: SparkSession, name: str) -> str | None:
         return spark.conf.get(name, None)
     except PySparkException:
         return None
+
+
+def check_passes_over_no_file(spark: SparkSession) -> None:
+    """Raise EnvironmentProblemError where the session would leave out messages in silence.
+
+    An option of a reader does not help: Delta hands it to no scan.
+    """
+    for name in _PASSING_OVER:
+        if (setting_of(spark, name) or "").lower() == "true":
+            problem = f"{name} is true: messages in a file that is gone or damaged would be lost"
+            step = f"Set it to false in this session (spark.conf.set({name!r}, 'false'))."
+            raise EnvironmentProblemError(problem, step)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from txmq.spark.members import (
     TopicFrames,
     united,
 )
+from txmq.spark.settings import check_passes_over_no_file
 from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
@@ -56,7 +57,11 @@ _OVERTAKEN = (
 )  # fmt: skip
 # A file of a topic; a user's own file or one of the checkpoint may be missing, too.
 _LOST_FILE = re.compile(r"FileNotFoundException\b[^\n]*/topics/")
-_MISMATCH = ("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",)
+_MISMATCH = (
+    "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",
+    # The topic is an older copy, and has not come as far as the checkpoint again.
+    "Trying to load a non-existent version",
+)
 _CORRUPT = (
     "STREAMING_CHECKPOINT_MISSING_METADATA_FILE", "MALFORMED_LOG_FILE", "Incomplete log file",
     "CANNOT_LOAD_STATE_STORE",
@@ -112,16 +117,20 @@ class Consumer:
             topics: a name, several names, or a mapping of names to filters as `parse_filter`
                 takes them.
             spark: a session, also of Spark Connect.
-            from_where: where a new checkpoint begins (R106); a stream with a checkpoint goes on
-                where it was. For a moment or offsets, Spark reads all that is kept and drops
-                older messages.
+            from_where: where a new checkpoint begins (R106). For a moment or offsets, Spark reads
+                all that is kept and drops older messages: pass the same ones as long as the
+                checkpoint lives, since it drops them at every start. With LAST_OFFSET a checkpoint
+                has no place before its first message: what comes between two starts is left out
+                until then, so give a job with availableNow a fixed moment.
             from_timestamp: the moment, for ConsumeFromWhere.TIMESTAMP.
 
         Raises:
             TopicNotFoundError: no message of the topic is visible yet.
             InvalidNameError, InvalidFilterError, ConfigError: an argument cannot be used.
+            EnvironmentProblemError: the session passes over files that are gone or damaged.
         """
         start = StartPoint.of(from_where, from_timestamp).in_namespace(self.namespace)
+        check_passes_over_no_file(spark)
         frames = [
             self._stream(topic, message_filter, spark, start)
             for topic, message_filter in filters_by_topic(topics, self.namespace).items()
@@ -164,9 +173,11 @@ class Consumer:
         Raises:
             TopicNotFoundError: no message of the topic is visible yet.
             InvalidNameError, InvalidFilterError, ConfigError: an argument cannot be used.
+            EnvironmentProblemError: the session passes over files that are gone or damaged.
             Exception: when the rows are read, Spark raises its own error for a version or a time
                 that is not kept.
         """
+        check_passes_over_no_file(spark)
         filters = filters_by_topic(topics, self.namespace)
         options = _travel_options(version, as_of, len(filters))
         frames = []
@@ -261,7 +272,8 @@ class Consumer:
 
         Raises:
             ReaderOvertakenError: retention or clean-up removed what the stream had not read.
-            CheckpointMismatchError: the checkpoint belongs to another topic.
+            CheckpointMismatchError: the checkpoint belongs to another topic, or the topic was made
+                anew or restored to an older copy.
             CheckpointCorruptError: the checkpoint cannot be read.
             Exception: any other failure, as Spark raises it.
         """
@@ -306,7 +318,8 @@ def typed_stream_error(error: BaseException) -> TxmqError | None:
     if any(condition in text for condition in _MISMATCH):
         return CheckpointMismatchError()
     if any(condition in text for condition in _CORRUPT):
-        return CheckpointCorruptError("the checkpoint of a consumer", "cannot be read; restore it")
+        problem = "cannot be read; begin with a new one, since an older one may lose messages"
+        return CheckpointCorruptError("the checkpoint of a consumer", problem)
     if any(condition in text for condition in _OVERTAKEN) or _LOST_FILE.search(text):
         version = _VERSION.search(text)
         return ReaderOvertakenError(None if version is None else int(version[1]))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.delta.actions import session_mark
 from txmq.delta.commit_writer import Passed
 from txmq.delta.failures import process_id
 from txmq.delta.table import Table
@@ -81,7 +82,7 @@ class NumberedCommits:
 
     def _begin(self) -> None:
         self.session = uuid.uuid4()
-        self._app_id = f"txmq-{self._kind}/{self.session}"
+        self._app_id = session_mark(self._kind, self.session)
         self._last, self._process_id, self._version = _Commit(0), process_id(), 0
 
     def commit(self, rows: object, write: Callable[[str, int], int]) -> None:
@@ -147,11 +148,15 @@ class PassingClaims:
 
         Returns all of them if commits after `since` were not seen, and for None.
         """
-        if since is None or since < self._since:
+        if not self.is_followed(since):
             return [transaction_id for transaction_id, _ in ends]
         if not self._claimed:
             return []
         return [transaction_id for transaction_id, _ in ends if transaction_id in self._claimed]
+
+    def is_followed(self, since: int | None) -> bool:
+        """Tell whether all commits after `since` were seen, so that the log did not go back."""
+        return since is not None and since >= self._since
 
     def note(self, transaction_ids: Sequence[str]) -> None:
         """Count own claims among those of others: another end may be asked for later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, shown
 from txmq.message.delay_levels import DEFAULT_LEVELS, MAX_DELAY_S, level_seconds
 from txmq.message.names import stored_name
 from txmq.store.config_faults import (
@@ -45,6 +46,8 @@ class CheckSettings:
     listener_timeout_s: float
     check_threads: int
     check_queue_size: int
+    producer_lease_s: float
+    transaction_renewal_max_s: float
 
     @property
     def checks_s(self) -> float:
@@ -92,12 +95,20 @@ class Config:
     transaction_check_max: int = setting(
         15, "checks before a transaction is discarded", at_least=1, at_most=100_000
     )
+    producer_lease_s: float = setting(
+        30.0, "silence of a producer after which its open transactions are asked about",
+        at_least=0.1, at_most=3600.0,
+    )  # fmt: skip
+    transaction_renewal_max_s: float = setting(
+        86_400.0, "time for which a producer that lives renews an open transaction; 0: never",
+        at_least=0.0,
+    )  # fmt: skip
     check_trigger_interval_s: float = setting(
         2.0, "time between two searches of the check service for due transactions", at_least=0.0
     )
     deadline_join: str = setting(
         "auto",
-        "the deadline join as a stream of Spark: auto, if searches are slow, or always",
+        "the deadline join of a broker with Spark: auto, if searches are slow, or always",
         one_of=("auto", "always"),
     )
     listener_timeout_s: float = setting(
@@ -338,12 +349,14 @@ class Config:
             path: a mapping of settings; an empty file gives the defaults.
 
         Raises:
-            ConfigError: the file cannot be read or is no YAML; or as `from_dict`.
+            ConfigError: the file cannot be read, is no YAML, says a key twice, or holds a number
+                that YAML reads as another one than people do; or as `from_dict`.
         """
         try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            # Bytes: YAML knows the byte order marks of Windows by itself.
+            values = _read_yaml(Path(path).read_bytes())
         except (OSError, *_UNREADABLE) as error:
-            raise ConfigError([f"{path} cannot be read: {type(error).__name__}"]) from error
+            raise ConfigError([f"{path} cannot be read: {_why(error)}"]) from error
         return cls.from_dict({} if values is None else values)
 
     @classmethod
@@ -376,7 +389,7 @@ class Config:
         for variable in sorted(variables):
             key = variable.removeprefix(prefix).lower()
             if variable.startswith(prefix) and (key in names or is_nearly(key, names)):
-                values[key] = _loaded(variables[variable])
+                values[key] = _loaded(variable, variables[variable])
         return cls.from_dict(values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -479,9 +492,69 @@ def _plain(value: object) -> object:
     return value
 
 
-def _loaded(text: str) -> object:
-    """Read a variable as YAML. Return its text if it is none, so that the checks name its key."""
+def _loaded(variable: str, text: str) -> object:
+    """Read a variable as YAML. Return its text if it is none, so that the checks name its key.
+
+    Raises: ConfigError for a number that YAML reads otherwise, and for a key that is there twice.
+    """
     try:
-        return yaml.safe_load(text)
+        return _read_yaml(text)
+    except _AmbiguousError as error:
+        raise ConfigError([f"{variable}: {_why(error)}"]) from error
     except _UNREADABLE:
         return text
+
+
+# --- YAML as people read it -----------------------------------------------------------------------
+
+_BASE_8, _BASE_60 = re.compile(r"[-+]?0[0-7_]+"), re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+")
+
+
+class _AmbiguousError(yaml.constructor.ConstructorError):
+    """Valid YAML that says something else than people read."""
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads YAML as PyYAML does, but refuses what it would take for something else in silence."""
+
+    def construct_number(self, node: yaml.ScalarNode) -> object:
+        """Return a number. Raises: _AmbiguousError for the bases 8 and 60."""
+        text = node.value
+        if _BASE_8.fullmatch(text):
+            raise self._ambiguous(node, f"is octal in YAML; write {text.replace('0', '', 1)}")
+        if _BASE_60.fullmatch(text.partition(".")[0]):
+            raise self._ambiguous(node, "counts in sixties in YAML; write one number, or quotes")
+        is_float = node.tag.endswith(":float")
+        return self.construct_yaml_float(node) if is_float else self.construct_yaml_int(node)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's
+        """Return a mapping. Raises: _AmbiguousError for a key that it has twice, or is no text."""
+        names: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in names:
+                raise self._ambiguous(key, "is there twice; leave one of the two out")
+            if key.tag.endswith((":bool", ":null", ":int", ":float", ":timestamp")):
+                raise self._ambiguous(key, "is no text as a key; put it in quotes")
+            names.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def _ambiguous(self, node: yaml.Node, problem: str) -> _AmbiguousError:
+        return _AmbiguousError(None, None, f"{shown(node.value)} {problem}", node.start_mark)
+
+
+for _kind in ("int", "float"):
+    _PlainLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _PlainLoader.construct_number)
+
+
+def _read_yaml(content: str | bytes) -> Any:
+    return yaml.load(content, _PlainLoader)  # noqa: S506 - a safe loader
+
+
+def _why(error: Exception) -> str:
+    """Say what is wrong and where: line and column, as editors count them."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None:
+        return type(error).__name__
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"

@@ -15,7 +15,15 @@ import pyarrow.compute as pc
 from txmq.delta.files import UnreadableFile
 from txmq.delta.table import Table
 from txmq.ground.clock import timestamp
-from txmq.ground.columns import Groups, Integers, first_of_each, flags, integers, only
+from txmq.ground.columns import (
+    Groups,
+    Integers,
+    first_of_each,
+    flags,
+    integers,
+    only,
+    python_rows,
+)
 from txmq.message.delay_levels import delay_s_of
 from txmq.message.ids import HEAD_SEQUENCE, message_id, transaction_time_ms
 from txmq.message.lifecycle import Halves
@@ -144,7 +152,7 @@ class HalfLog:
         )
         halves = {
             row["transaction_id"]: Halves(row["first_group"], row["message_count"], row["messages"])
-            for row in grouped.filter(once).to_pylist()
+            for row in python_rows(grouped.filter(once))
         }
         doubled = grouped.filter(pc.invert(once))
         for ids in _chunks(doubled):
@@ -223,7 +231,7 @@ def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array,
 
 def digests(rows: pa.Table) -> pa.Table:
     """Return SUMMARY_COLUMNS of rows with COMPARED_COLUMNS, and a digest of what is compared."""
-    values = [_digest(row) for row in rows.select(list(COMPARED_COLUMNS)).to_pylist()]
+    values = [_digest(row) for row in python_rows(rows.select(list(COMPARED_COLUMNS)))]
     return rows.select(list(SUMMARY_COLUMNS)).append_column(DIGEST, pa.array(values, pa.binary()))
 
 
@@ -239,13 +247,13 @@ def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
     conflicting: set[str] = set()
     heads: dict[str, int | None] = {}
     groups: dict[str, set[str]] = {}
-    for row in rows.to_pylist():
+    for row in python_rows(rows):
         transaction_id, sequence = row["transaction_id"], row["sequence"]
         seen = grouped.setdefault(transaction_id, {})
         if sequence in seen and seen[sequence][DIGEST] != row[DIGEST]:
             conflicting.add(transaction_id)
         seen.setdefault(sequence, row)
-        groups.setdefault(transaction_id, set()).add(row["producer_group"])
+        groups.setdefault(transaction_id, set()).add(row["producer_group"] or "")
         if sequence == HEAD_SEQUENCE:
             heads[transaction_id] = row["message_count"]
     return {

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import pyarrow as pa
 
-from txmq.errors import MessageNotFoundError, TransactionNotFoundError
+from txmq.errors import MessageNotFoundError, SourceRestoredError, TransactionNotFoundError
 from txmq.ground.clock import milliseconds
 from txmq.message.ids import message_address, transaction_time_ms
 from txmq.message.lifecycle import FINAL_STATES, Halves, TransactionState
+from txmq.message.names import SCHEDULE_TOPIC
 from txmq.store.logs import EndReader, Logs, Resolution
 from txmq.store.register import Registered
-from txmq.store.settled import FACT_COLUMNS, last_facts, without_deliveries
+from txmq.store.settled import (
+    FACT_COLUMNS,
+    NOTHING,
+    facts_among,
+    last_facts,
+    without_deliveries,
+)
 from txmq.store.shapes import Day
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
+    from txmq.store.topic import TopicLog
 
 _COLUMNS = (*FACT_COLUMNS, "producer_group")
 FORGOTTEN_BEFORE = "forgotten_before_date"
 SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
+TOPIC_BEGIN = "topic_begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +82,13 @@ class KnownReader:
         return transactions
 
     def _read(self, transaction_ids: Sequence[str]) -> dict[str, Known]:
-        ends = self._ends.ends_of(transaction_ids)
+        ends = self._ends.ends_as_far_as_known(transaction_ids)
         ids = pa.array(transaction_ids, pa.string())
         halves = self._logs.half.halves_of(transaction_ids)
         rows = self._logs.settled.table.search.rows_of("transaction_id", ids, _COLUMNS)
         facts = {
-            row["transaction_id"]: row for row in last_facts(without_deliveries(rows)).to_pylist()
+            row["transaction_id"]: row
+            for row in last_facts(without_deliveries(facts_among(rows))).to_pylist()
         }
         return {
             key: _by_halves(key, ends[key], halves[key], facts.get(key))
@@ -201,10 +211,51 @@ class Forgotten:
         begin_ms = _begin_ms(day)
         return {name for name in transaction_ids if transaction_time_ms(name) < begin_ms}
 
+    def explained(self, transaction_id: str, end: Resolution) -> Resolution:
+        """Return an end; one of which nothing is kept is in doubt, if retention took nothing."""
+        if end.is_kept or self.among([transaction_id]):
+            return end
+        problem = (
+            f"lacks the messages of transaction {transaction_id}, which retention has not taken: "
+            "the store went back to an older copy; restore the newer one, or send them again"
+        )
+        return replace(end, doubt=SourceRestoredError("half", problem))
+
 
 def may_be_forgotten(store: Store, transaction_id: str) -> bool:
     """Tell whether retention may have taken the halves of a transaction; 0 commits."""
     return bool(Forgotten(store).among([transaction_id]))
+
+
+def begin_of(value: Mapping[str, Any], topic: str) -> int:
+    """Return up to where rows of a topic may have been removed by txmq, by `state/maintenance`.
+
+    Returns: an op version; of the schedule the ordinal of a day; NOTHING if none was removed.
+    """
+    if topic == SCHEDULE_TOPIC:
+        day = value.get(SCHEDULE_FORGOTTEN_BEFORE)
+        return NOTHING if day is None else date.fromisoformat(day).toordinal()
+    return int(value.get(TOPIC_BEGIN, {}).get(topic, NOTHING))
+
+
+def lost_by_others(store: Store, topic: TopicLog) -> int:
+    """Count the messages that the pinned version lost by another program, as DELETE or RESTORE.
+
+    Reads: `state/maintenance` where some are gone. Commits: 0. Raises: StorageError.
+    """
+    if not topic.may_have_lost:
+        return 0
+    return topic.lost(begin_of(maintenance_value(store), topic.name))
+
+
+def problem_of_loss(count: int) -> str:
+    """Say of a topic that `lost_by_others` counted so many messages."""
+    return f"lacks {count:,} messages that another program removed (DELETE, RESTORE)"
+
+
+def maintenance_value(store: Store) -> Mapping[str, Any]:
+    """Read `state/maintenance`; 0 commits. Raises: StorageError."""
+    return store.tables.register("maintenance", MaintenanceValue).read().value
 
 
 def kept_since_ms(value: Mapping[str, Any]) -> int | None:

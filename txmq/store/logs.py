@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -17,7 +17,9 @@ from txmq.errors import (
     StorageError,
     TransactionForgottenError,
 )
+from txmq.ground.columns import only
 from txmq.message.lifecycle import (
+    FINAL_STATES,
     Claim,
     ClaimKind,
     ClaimSource,
@@ -28,11 +30,19 @@ from txmq.message.lifecycle import (
     fold,
 )
 from txmq.store.half import HalfLog
-from txmq.store.op import OpLog
+from txmq.store.op import (
+    CLAIMS,
+    Judged,
+    OpLog,
+    claims_of_table,
+    is_after_unknown,
+    unknown_keys,
+)
 from txmq.store.settled import ScheduleLog, SettledLog, last_facts
 
 # How often settle and clean-up may pass one reader before it gives up.
 PASSED_ATTEMPTS = 3
+NONE_WAIT = Judged(CLAIMS.empty_table(), CLAIMS.empty_table())
 Result = TypeVar("Result")
 
 
@@ -56,7 +66,7 @@ class Logs:
         op: OpLog,
         settled_table: Table,
         schedule: ScheduleLog,
-        set_aside: Callable[[int], Mapping[str, list[Claim]]] | None = None,
+        set_aside: Callable[[int], Judged] | None = None,
     ) -> None:
         """Open nothing yet; each log is opened at its first use.
 
@@ -72,17 +82,26 @@ class Logs:
         """The settled log with its mark for this op log."""
         return SettledLog(self._settled_table, self.op.table_id)
 
-    def unsettled_claims(self, transaction_ids: Iterable[str]) -> dict[str, list[Claim]]:
+    def unsettled_claims(
+        self, transaction_ids: Iterable[str]
+    ) -> tuple[dict[str, list[Claim]], dict[str, str]]:
         """Read the claims about these transactions that settle has not folded; 0 commits.
 
         They are beyond the settled mark, or wait because their transaction is set aside.
+
+        Returns: the claims of each transaction, up to the first one of a key that this process does
+            not know; and by transaction which key that is.
         """
         settled, op = self.settled, self.op
-        claims = op.claims_between(settled.mark, op.table.version, transaction_ids)
-        waiting = self.set_aside()
-        for name in claims.keys() & waiting.keys():
-            claims[name] = [*waiting[name], *claims[name]]
-        return claims
+        claims: dict[str, list[Claim]] = {transaction_id: [] for transaction_id in transaction_ids}
+        parts = [self.set_aside(), op.judged_between(settled.mark, op.table.version, claims)]
+        unknown = pa.concat_tables([part.unknown.select(CLAIMS.names) for part in parts])
+        for part in parts:
+            before = only(part.counted, ~is_after_unknown(part.counted, unknown))
+            for claim in claims_of_table(before):
+                claims.get(claim.transaction_id, []).append(claim)
+        problems = unknown_keys(unknown)
+        return claims, {name: problems[name] for name in claims.keys() & problems.keys()}
 
     def consistent(self, read: Callable[[], Result]) -> Result:
         """Return what `read` gives; call it again if settle and clean-up passed it meanwhile.
@@ -102,10 +121,12 @@ class Logs:
                     raise
         return read()
 
-    def set_aside(self) -> Mapping[str, list[Claim]]:
+    def set_aside(self) -> Judged:
         """Read the claims that wait because their transaction is set aside; 0 commits."""
         count = self.settled.set_aside_count
-        return {} if self._set_aside is None or not count else self._set_aside(count)
+        if self._set_aside is None or not count:
+            return NONE_WAIT
+        return self.op.judge(pa.concat_tables(self._set_aside(count)))
 
     def refresh(self) -> None:
         """Move to the newest versions, to read the states of given transactions.
@@ -142,6 +163,8 @@ class Resolution:
         is_kept: whether any log still has a row that proves the state; false of a transaction that
             nobody has prepared, and of one whose rows retention has removed.
         halves: those that are durable, if they were looked up.
+        doubt: why nobody can tell here: a claim that comes next is signed by an unknown key, and
+            the state is that before it; or the store went back.
     """
 
     state: TransactionState
@@ -149,6 +172,7 @@ class Resolution:
     life: int = 0
     is_kept: bool = field(default=True, compare=False)
     halves: Halves | None = field(default=None, compare=False)
+    doubt: StorageError | None = field(default=None, compare=False)
 
     def confirm(self, transaction_id: str, asked: ClaimKind) -> None:
         """Check that this is the requested end.
@@ -157,7 +181,10 @@ class Resolution:
             AlreadyResolvedError: with the real end.
             IncompleteTransactionError: a COMMIT found halves missing or contradicting each other.
             TransactionForgottenError: nothing of the transaction is kept any more.
+            StorageError: nobody can tell here.
         """
+        if self.doubt is not None:
+            raise self.doubt
         if self.state is end_asked_for(asked):
             return
         if self.state is TransactionState.INCOMPLETE and self.halves is not None:
@@ -168,11 +195,20 @@ class Resolution:
         raise AlreadyResolvedError(transaction_id, self.state.value, self.source)
 
 
+_UNKNOWN_KEY_CURE = (
+    "give this process the old key and the new one (claim_keys, docs/security.md), then try again"
+)
 _UNCONTESTED = {
     kind: Resolution(end_asked_for(kind), ClaimSource.PRODUCER.value)
     for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
 }
 _COMMITTED = _UNCONTESTED[ClaimKind.COMMIT]
+
+
+def unknown_key(transaction_id: str, problem: str) -> StorageError:
+    """Return the error where a claim about a transaction is signed by an unknown key."""
+    text = f"cannot tell where transaction {transaction_id} stands: {problem}"
+    return StorageError("op", f"{text}; {_UNKNOWN_KEY_CURE}")
 
 
 class EndReader:
@@ -187,7 +223,18 @@ class EndReader:
         return self.ends_of([transaction_id])[transaction_id]
 
     def ends_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
-        """Read the states of transactions now; 0 commits, and 0 reads without transactions."""
+        """Read the states of transactions now; 0 commits, and 0 reads without transactions.
+
+        Raises: StorageError, also for a claim of a key that this process does not know.
+        """
+        ends = self.ends_as_far_as_known(transaction_ids)
+        for end in ends.values():
+            if end.doubt is not None:
+                raise end.doubt
+        return ends
+
+    def ends_as_far_as_known(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
+        """Read as `ends_of`; a claim of an unknown key leaves its transaction in doubt."""
         if not transaction_ids:
             return {}
         return self._logs.consistent(lambda: self._decided(transaction_ids))
@@ -212,7 +259,8 @@ class EndReader:
             doubtful: transactions that are contested, whose other claims may be gone, or whose
                 halves may not be all there; facts, claims and halves are read for these.
         """
-        decided = self.ends_of(list({*doubtful}))
+        # A doubt is that of its own caller.
+        decided = self.ends_as_far_as_known(list({*doubtful}))
         return [
             decided.get(transaction_id)
             # An enum computes its hash in Python, at each look into a dict.
@@ -221,26 +269,40 @@ class EndReader:
         ]
 
     def contested(self, transaction_ids: Sequence[str]) -> list[str]:
-        """Find those whose claims in the op log name different ends; 0 reads without any."""
+        """Find those whose claims in the op log name different ends; 0 reads without any.
+
+        A claim of an unknown key may name any.
+        """
         if not transaction_ids:
             return []
         self._logs.op.refresh()
-        rows = self._logs.op.rows_about(pa.array(transaction_ids, pa.string()))
+        rows, unknown = self._logs.op.judged_about(pa.array(transaction_ids, pa.string()))
         rows = rows.filter(pc.not_equal(rows["kind"], ClaimKind.UNKNOWN.value))
         kinds = rows.group_by("transaction_id").aggregate([("kind", "count_distinct")])
         several = kinds.filter(pc.greater(kinds["kind_count_distinct"], 1))
-        return [str(transaction_id) for transaction_id in several["transaction_id"].to_pylist()]
+        return [*several["transaction_id"].to_pylist(), *unknown["transaction_id"].to_pylist()]
+
+    def without_halves(self, transaction_ids: Sequence[str]) -> list[str]:
+        """Find the transactions of which no half is there now."""
+        half = self._logs.half
+        half.table.refresh()
+        there = half.halves_of(transaction_ids)
+        return [transaction_id for transaction_id in transaction_ids if transaction_id not in there]
 
     def _decided(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
         logs = self._logs
         logs.refresh()
         facts = logs.settled.facts_of(pa.array(transaction_ids, pa.string()))
         settled = _settled(last_facts(facts))
-        claims = logs.unsettled_claims(transaction_ids)
+        claims, doubts = logs.unsettled_claims(transaction_ids)
         halves = logs.half.halves_of(transaction_ids)
         return {
             transaction_id: _resolution(
-                settled.get(transaction_id), claims[transaction_id], halves.get(transaction_id)
+                transaction_id,
+                settled.get(transaction_id),
+                claims[transaction_id],
+                halves.get(transaction_id),
+                doubts.get(transaction_id),
             )
             for transaction_id in transaction_ids
         }
@@ -257,7 +319,11 @@ def _settled(facts: pa.Table) -> dict[str, tuple[Standing, str]]:
 
 
 def _resolution(
-    settled: tuple[Standing, str] | None, claims: Iterable[Claim], halves: Halves | None
+    transaction_id: str,
+    settled: tuple[Standing, str] | None,
+    claims: Iterable[Claim],
+    halves: Halves | None,
+    problem: str | None,
 ) -> Resolution:
     standing, source = settled or (Standing(), ClaimSource.PRODUCER.value)
     if halves is None:
@@ -265,4 +331,8 @@ def _resolution(
         return Resolution(standing.state, source, standing.life, is_kept)
     standing, facts = fold(claims, halves, standing)
     source = facts[-1].claim.source.value if facts else source
-    return Resolution(standing.state, source, standing.life, halves=halves)
+    if problem is None or standing.state in FINAL_STATES:
+        # No claim changes a final state.
+        return Resolution(standing.state, source, standing.life, halves=halves)
+    doubt = unknown_key(transaction_id, problem)
+    return Resolution(standing.state, source, standing.life, halves=halves, doubt=doubt)

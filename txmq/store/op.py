@@ -1,10 +1,12 @@
 """The op log: claims about transactions, in the order of Delta's commits (RocketMQ's op topic).
 
-Claims of a group with keys are signed; those that its keys have not signed do not count.
+Claims of a group with keys are signed. Those that its keys have not signed do not count; those that
+a key signed which this process does not know are not judged: whoever reads them waits or raises.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import logging
@@ -12,10 +14,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,29 +25,33 @@ from txmq.delta.actions import commit_path
 from txmq.delta.table import Table
 from txmq.errors import ConfigError, StorageError, StoreFormatError, StoreNotFoundError, shown
 from txmq.ground.clock import Clock, affine, follows_storage, milliseconds, timestamp
+from txmq.ground.columns import Flags, Groups, first_of_each, flags, in_order, only, sound_rows
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.store.config import Config
 from txmq.store.config_faults import ACCEPT_UNSIGNED, VARIABLE
-from txmq.store.schemas import MICROSECONDS_UTC, OP, SIGNATURE
+from txmq.store.schemas import OP, PLACE_LIMITS, SIGNATURE
 
 logger = logging.getLogger(__name__)
 
 KEY_CHARACTERS_MIN = 32
+# A signature is the id of its key, and then the digest.
+KEY_ID_BYTES, SIGNATURE_BYTES = 8, 8 + 32
 CLAIM_COLUMNS = (
     "transaction_id", "ordinal", "kind", "source", "producer_group", "life", "check_times",
     "next_check_timestamp", "reason", "op_timestamp", "sequences",
 )  # fmt: skip
 SIGNED_COLUMNS = (*CLAIM_COLUMNS, SIGNATURE)
-# Their order is part of the signature.
+# What readers of a range of commits get.
+CLAIMS = pa.schema(
+    [*(OP.columns.field(name) for name in SIGNED_COLUMNS), pa.field("_commit_version", pa.int64())]
+)
+# Their order is part of the signature; the id of the op log, which names the store, comes first.
 _SIGNED = (
     "transaction_id", "kind", "sequences", "source", "producer_group", "life", "check_times",
     "next_check_timestamp", "reason", "op_timestamp",
 )  # fmt: skip
+ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value])
 _REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
-# Times that Python can represent; a column may hold others.
-_TIMES = ("op_timestamp", "next_check_timestamp")
-_FIRST_TIME = pa.scalar(datetime.min.replace(tzinfo=UTC), MICROSECONDS_UTC)
-_LAST_TIME = pa.scalar(datetime.max.replace(tzinfo=UTC), MICROSECONDS_UTC)
 _FIELDS = list(OP.columns)
 _CURE = "restore this file; until then nothing is settled and nothing is skipped"
 
@@ -66,13 +72,32 @@ class OpRow:
     sequences: tuple[int, ...] | None = None
 
 
+class Judged(NamedTuple):
+    """Claims that count, and those of keys that this process does not know.
+
+    Those may be acknowledged: what comes after one of them is not decided here (decision 0050).
+    """
+
+    counted: pa.Table
+    unknown: pa.Table
+
+
 class OpLog:
     """Reads the op log and appends claims; ClaimWriter numbers the commits."""
 
-    def __init__(self, table: Table, keys: ClaimKeys | None = None) -> None:
-        """Open nothing yet; `table` is not shared. Claims of groups with `keys` are signed."""
+    def __init__(
+        self, table: Table, keys: ClaimKeys | None = None, *, believes_unknown: bool = False
+    ) -> None:
+        """Open nothing yet; `table` is not shared.
+
+        Args:
+            table: the op log.
+            keys: claims of their groups are signed.
+            believes_unknown: claims of unknown keys count, for a reader that must take no
+                transaction for open that somebody may have ended.
+        """
         self.table = table
-        self._keys = keys or ClaimKeys({})
+        self._keys, self._believes_unknown = keys or ClaimKeys({}), believes_unknown
         self._stores_signatures: bool | None = None
 
     def refresh(self) -> OpLog:
@@ -117,12 +142,15 @@ class OpLog:
         """Read SIGNED_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
 
         Malformed rows, which txmq does not write, are left out: any program may append to the log,
-        and one bad row must not stop all transactions. So are claims in the name of a group with a
-        key that this key has not signed.
+        and one bad row must not stop all transactions. So are claims in the name of a group with
+        keys that none of them has signed.
         """
-        return self._trusted(partial(self.table.changes.read, after + 1, through), warns=True)
+        return self._between(after, through).counted
 
-    def first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
+    def _between(self, after: int, through: int) -> Judged:
+        return self._judged(partial(self.table.changes.read, after + 1, through), warns=True)
+
+    def first_between(self, after: int, through: int, enough_rows: int) -> tuple[Judged, int]:
         """Read as `between`, up to the commit with which there are enough rows.
 
         If a commit cannot be read, those before it do not wait for its repair: the rows end before
@@ -145,7 +173,7 @@ class OpLog:
                 return self._first_between(after, through, enough_rows)
         return first
 
-    def _first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
+    def _first_between(self, after: int, through: int, enough_rows: int) -> tuple[Judged, int]:
         end = through
 
         def read(columns: Sequence[str]) -> pa.Table:
@@ -154,37 +182,59 @@ class OpLog:
             rows, end = self.table.changes.read_first(*span, columns, enough_rows, _CURE)
             return rows
 
-        return self._trusted(read, warns=True), end
+        return self._judged(read, warns=True), end
 
-    def claims_between(
-        self, after: int, through: int, transaction_ids: Iterable[str]
-    ) -> dict[str, list[Claim]]:
+    def judged_between(self, after: int, through: int, transaction_ids: Iterable[str]) -> Judged:
         """Read the claims about these transactions in the commits after `after` up to `through`."""
-        claims: dict[str, list[Claim]] = {transaction_id: [] for transaction_id in transaction_ids}
-        rows = self.between(after, through)
-        ids = pa.array(list(claims), pa.string())
-        for claim in claims_of_table(rows.filter(pc.is_in(rows["transaction_id"], value_set=ids))):
-            claims[claim.transaction_id].append(claim)
-        return claims
+        ids = pa.array(list(transaction_ids), pa.string())
+        counted, unknown = (
+            rows.filter(pc.is_in(rows["transaction_id"], value_set=ids))
+            for rows in self._between(after, through)
+        )
+        return Judged(counted, unknown)
 
     def rows_about(self, transaction_ids: pa.Array) -> pa.Table:
         """Read SIGNED_COLUMNS of all live rows about these transactions, in no order.
 
         Malformed rows and those that were not signed are left out, as in `between`.
         """
-        return self._trusted(partial(self.table.search.rows_of, "transaction_id", transaction_ids))
+        return self.judged_about(transaction_ids).counted
 
-    def _trusted(
-        self, read: Callable[[Sequence[str]], pa.Table], *, warns: bool = False
-    ) -> pa.Table:
+    def judged_about(self, transaction_ids: pa.Array) -> Judged:
+        """Read as `rows_about`, with the claims of unknown keys."""
+        return self._judged(partial(self.table.search.rows_of, "transaction_id", transaction_ids))
+
+    def _judged(self, read: Callable[[Sequence[str]], pa.Table], *, warns: bool = False) -> Judged:
         if self._has_signatures:
-            return self._keys.trusted(_well_formed(read(SIGNED_COLUMNS)), warns=warns)
+            return self.judge(_well_formed(read(SIGNED_COLUMNS)), warns=warns)
         rows = _well_formed(read(CLAIM_COLUMNS))
         field = OP.columns.field(SIGNATURE)
         # Where it stands in a table that has it: readers put claims of several reads together.
         place = len(CLAIM_COLUMNS)
         rows = rows.add_column(place, field, pa.nulls(rows.num_rows, field.type))
-        return self._keys.trusted(rows, warns=warns)
+        return self.judge(rows, warns=warns)
+
+    @property
+    def judges(self) -> bool:
+        """Whether claims of any group have to be signed."""
+        return bool(self._keys)
+
+    def judge(self, rows: pa.Table, *, warns: bool = False) -> Judged:
+        """Part claims, given as SIGNED_COLUMNS, by their signatures; leave out what is forged.
+
+        Args:
+            rows: the claims.
+            warns: whether a warning counts those that are left out.
+        """
+        if not self._keys or not rows.num_rows:
+            return Judged(rows, rows.slice(0, 0))
+        judged = self._keys.judge(rows, self.table_id, warns=warns)
+        # One that counts a check decides nothing.
+        is_decisive = pc.not_equal(judged.unknown["kind"], ClaimKind.UNKNOWN.value)
+        judged = judged._replace(unknown=judged.unknown.filter(is_decisive))
+        if self._believes_unknown and judged.unknown.num_rows:
+            return Judged(pa.concat_tables(judged), judged.unknown.slice(0, 0))
+        return judged
 
     def received_ms(self, versions: Iterable[int], clock: Clock) -> dict[int, int]:
         """Read when the store received these commits, as `clock` shows it; 0 commits.
@@ -205,7 +255,10 @@ class OpLog:
         self, rows: pa.Table, queue_id: int, *, app_id: str, number: int, note: str = ""
     ) -> int:
         """Append claims, given as columns of OP, in one commit; set queue, ordinals and date."""
-        claims = self._storable(self._keys.signed(_as_one_commit(rows, queue_id)))
+        claims = _as_one_commit(rows, queue_id)
+        if self._keys:
+            claims = self._keys.signed(claims, self.table_id)
+        claims = self._storable(claims)
         return self.table.writer.append(claims, app_id=app_id, number=number, note=note)
 
     @property
@@ -244,27 +297,12 @@ def _as_one_commit(rows: pa.Table, queue_id: int) -> pa.Table:
 
 
 def _well_formed(rows: pa.Table) -> pa.Table:
-    is_well_formed = pc.and_(
+    """Return the rows that are claims; other programs may append anything."""
+    is_known = pc.and_(
         pc.is_in(rows["kind"], value_set=pa.array([kind.value for kind in ClaimKind])),
         pc.is_in(rows["source"], value_set=pa.array([source.value for source in ClaimSource])),
     )
-    for column in _REQUIRED_COLUMNS:
-        is_well_formed = pc.and_(is_well_formed, pc.is_valid(rows[column]))
-    for column in _TIMES:
-        is_time = pc.and_(
-            pc.greater_equal(rows[column], _FIRST_TIME), pc.less_equal(rows[column], _LAST_TIME)
-        )
-        is_well_formed = pc.and_(is_well_formed, pc.fill_null(is_time, True))  # noqa: FBT003
-    return _with_whole_sequences(rows.filter(is_well_formed))
-
-
-def _with_whole_sequences(rows: pa.Table) -> pa.Table:
-    """Return the rows whose list of messages, if they have one, has no null in it."""
-    lists = rows["sequences"].combine_chunks()
-    gaps = pc.list_parent_indices(lists).filter(pc.is_null(pc.list_flatten(lists)))
-    if not len(gaps):
-        return rows
-    return rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), value_set=gaps)))
+    return sound_rows(rows.filter(is_known), _REQUIRED_COLUMNS, PLACE_LIMITS)
 
 
 def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
@@ -294,13 +332,19 @@ def _optional_timestamp(moment_ms: int | None) -> object:
     return None if moment_ms is None else timestamp(moment_ms)
 
 
-def end_table(
+def end_life(producer_group: str, life: int, config: Config) -> int | None:
+    """Return the life that an end of a group names: a signed claim counts in its own alone."""
+    return life if producer_group in config.claim_keys else None
+
+
+def end_table(  # noqa: PLR0913 - the columns that differ
     ends: Sequence[tuple[str, ClaimKind]],
     *,
     producer_group: str,
     now_ms: int,
     source: ClaimSource = ClaimSource.PRODUCER,
     reason: str | None = None,
+    lives: Sequence[int] | None = None,
 ) -> pa.Table:
     """Return ends that one group claims at one time, as `op_table`; the queue is not set yet."""
     count = len(ends)
@@ -316,6 +360,7 @@ def end_table(
         "ordinal": range(count),
         # These are texts; asking each for its value would take longer.
         "kind": [kind for _, kind in ends],
+        **({} if lives is None else {"life": lives}),
     }
     columns = [
         pa.array(by_row[field.name], field.type)
@@ -329,6 +374,41 @@ def end_table(
 def _repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
     """Return a column with one value in all rows."""
     return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+
+
+def is_of_first_life(claims: pa.Table) -> pa.ChunkedArray:
+    """Tell whether each end fits a transaction that was never resumed."""
+    return pc.fill_null(pc.equal(claims["life"], 0), True)  # noqa: FBT003
+
+
+def is_after(claims: pa.Table, places: pa.Table) -> pa.ChunkedArray:
+    """Tell whether each claim comes after the place of its transaction; null where it has none.
+
+    Args:
+        claims: as CLAIMS.
+        places: transaction_id, each once, op_version and ordinal.
+    """
+    value_set = places["transaction_id"].combine_chunks()
+    row = pc.index_in(claims["transaction_id"], value_set=value_set)
+    version, ordinal = (places[name].take(row) for name in ("op_version", "ordinal"))
+    return pc.or_(
+        pc.greater(claims["_commit_version"], version),
+        pc.and_(
+            pc.equal(claims["_commit_version"], version), pc.greater(claims["ordinal"], ordinal)
+        ),
+    )
+
+
+def is_after_unknown(claims: pa.Table, unknown: pa.Table) -> Flags:
+    """Tell whether each claim comes after one of an unknown key about the same transaction."""
+    if not unknown.num_rows:
+        return np.zeros(claims.num_rows, dtype=bool)
+    places = in_order(
+        unknown.rename_columns({"_commit_version": "op_version"}), "op_version", "ordinal"
+    )
+    ids = Groups.of(places["transaction_id"]).place
+    places = only(places, first_of_each(ids, np.zeros_like(ids)))
+    return flags(pc.fill_null(is_after(claims, places), False))  # noqa: FBT003
 
 
 def claims_of_table(rows: pa.Table) -> list[Claim]:
@@ -358,6 +438,18 @@ def _claim(row: dict[str, Any], version: int) -> Claim:
 
 
 # --- keys of producer groups ----------------------------------------------------------------------
+
+
+def unknown_keys(claims: pa.Table) -> dict[str, str]:
+    """Tell of each transaction with claims of unknown keys why it cannot be decided."""
+    columns = ["transaction_id", "producer_group", SIGNATURE]
+    return {
+        row["transaction_id"]: (
+            f"a claim is signed by the key {row[SIGNATURE][:KEY_ID_BYTES].hex()} of group "
+            f"{shown(row['producer_group'])}, which this process does not know"
+        )
+        for row in claims.select(columns).to_pylist()
+    }
 
 
 class ClaimKeys:
@@ -396,33 +488,66 @@ class ClaimKeys:
         """Tell whether any group has keys."""
         return bool(self._by_group)
 
-    def signed(self, rows: pa.Table) -> pa.Table:
-        """Sign the claims, given as OP, whose group has a key, and return all."""
+    def signed(self, rows: pa.Table, store_id: str) -> pa.Table:
+        """Sign the claims, given as OP, whose group has a key, and return all.
+
+        A signed claim counts once: in the store that it names, and in its life. An end that names
+        no life is of the first one.
+        """
         if not self._of_groups(rows):
             return rows
+        rows = self._with_lives(rows)
         signatures = [
-            None if keys is None else keys.signature(text) for keys, text, _ in self._each(rows)
+            None if keys is None else keys.signature(text)
+            for keys, text, _ in self._each(rows, store_id)
         ]
         place, field = rows.schema.get_field_index(SIGNATURE), OP.columns.field(SIGNATURE)
         return rows.set_column(place, field, pa.array(signatures, field.type))
 
-    def trusted(self, rows: pa.Table, *, warns: bool = False) -> pa.Table:
-        """Return the claims that their group's key signed, and those of groups without a key.
+    def _with_lives(self, rows: pa.Table) -> pa.Table:
+        is_signed = pc.is_in(rows["producer_group"], value_set=self._groups)
+        is_signed_end = pc.and_(is_signed, pc.is_in(rows["kind"], value_set=ENDS))
+        first = pc.if_else(is_signed_end, pa.scalar(0, pa.int32()), pa.scalar(None, pa.int32()))
+        lives = pc.coalesce(rows["life"], first)
+        return rows.set_column(rows.schema.get_field_index("life"), OP.columns.field("life"), lives)
+
+    def judge(self, rows: pa.Table, store_id: str, *, warns: bool = False) -> Judged:
+        """Part the claims: those that count, and those of keys that are not known.
+
+        Claims that their group's keys have not signed are in neither.
 
         Args:
             rows: the columns of a signature and SIGNATURE.
-            warns: whether a warning counts the others.
+            store_id: the id of the op log that they are in.
+            warns: whether a warning counts those in neither.
         """
         if not self._of_groups(rows):
-            return rows
-        is_trusted = [
-            keys is None or keys.trusts(text, signature)
-            for keys, text, signature in self._each(rows)
-        ]
-        mask = pa.array(is_trusted, pa.bool_())
+            return Judged(rows, rows.slice(0, 0))
+        verdicts = pa.array(
+            [
+                _COUNTED if keys is None else keys.verdict(text, signature)
+                for keys, text, signature in self._each(rows, store_id)
+            ]
+        )
+        counted, unknown, forged = (
+            rows.filter(pc.equal(verdicts, verdict)) for verdict in (_COUNTED, _UNKNOWN, _FORGED)
+        )
         if warns:
-            _warn_of(rows.filter(pc.invert(mask)))
-        return rows.filter(mask)
+            _warn_of(forged)
+        return Judged(counted, unknown)
+
+    def signing_id(self, group: str) -> str | None:
+        """Return the id of the key that signs the claims of a group; None where none does."""
+        keys = self._by_group.get(group)
+        return None if keys is None else key_id(keys.keys[0]).hex()
+
+    def required_ids(self) -> dict[str, list[str]]:
+        """Return the ids of the keys of each group whose unsigned claims do not count."""
+        return {
+            group: [key_id(key).hex() for key in keys.keys]
+            for group, keys in self._by_group.items()
+            if not keys.accepts_unsigned
+        }
 
     def _of_groups(self, rows: pa.Table) -> bool:
         """Tell whether any claim is of a group with keys; if not, nothing is computed."""
@@ -430,12 +555,14 @@ class ClaimKeys:
             pc.any(pc.is_in(rows["producer_group"], value_set=self._groups)).as_py()
         )
 
-    def _each(self, rows: pa.Table) -> Iterator[tuple[GroupKeys | None, bytes, bytes | None]]:
+    def _each(
+        self, rows: pa.Table, store_id: str
+    ) -> Iterator[tuple[GroupKeys | None, bytes, bytes | None]]:
         """Yield of each claim its keys, the text that is signed, and its signature."""
         places = pc.index_in(rows["producer_group"], value_set=self._groups)
         keys = list(self._by_group.values())
         # Nothing is computed of claims in the name of other groups.
-        texts = signed_texts(rows.filter(pc.is_valid(places)))
+        texts = signed_texts(rows.filter(pc.is_valid(places)), store_id)
         for place, signature in zip(places.to_pylist(), rows[SIGNATURE].to_pylist(), strict=True):
             yield (None, b"", signature) if place is None else (keys[place], next(texts), signature)
 
@@ -478,21 +605,39 @@ class GroupKeys:
 
     def signature(self, text: bytes) -> bytes:
         """Return the signature of a text by the first key."""
-        return hmac.digest(self.keys[0], text, "sha256")
+        return _signature(self.keys[0], text)
 
-    def trusts(self, text: bytes, signature: bytes | None) -> bool:
-        """Tell whether one of the keys made this signature, or none is needed yet."""
-        return self.accepts_unsigned or any(
-            hmac.compare_digest(hmac.digest(key, text, "sha256"), signature or b"")
-            for key in self.keys
-        )
+    def verdict(self, text: bytes, signature: bytes | None) -> int:
+        """Tell whether one of the keys made this signature, another key did, or nobody."""
+        if self.accepts_unsigned:
+            return _COUNTED
+        if signature is None or len(signature) != SIGNATURE_BYTES:
+            return _FORGED
+        for key in self.keys:
+            if key_id(key) == signature[:KEY_ID_BYTES]:
+                is_own = hmac.compare_digest(_signature(key, text), signature)
+                return _COUNTED if is_own else _FORGED
+        return _UNKNOWN
 
 
-def signed_texts(rows: pa.Table) -> Iterator[bytes]:
-    """Yield the text of each claim that is signed: its fields in order, times in microseconds."""
+_COUNTED, _UNKNOWN, _FORGED = range(3)
+
+
+def _signature(key: bytes, text: bytes) -> bytes:
+    return key_id(key) + hmac.digest(key, text, "sha256")
+
+
+@cache
+def key_id(key: bytes) -> bytes:
+    """Return what names a key and tells nothing of it."""
+    return hashlib.sha256(b"txmq claim key\n" + key).digest()[:KEY_ID_BYTES]
+
+
+def signed_texts(rows: pa.Table, store_id: str) -> Iterator[bytes]:
+    """Yield what is signed of each claim: the store, its fields in order, times in microseconds."""
     plain = pa.table({name: _plain(rows[name]) for name in _SIGNED})
     for row in plain.to_pylist():
-        yield json.dumps([_text(row[name]) for name in _SIGNED]).encode()
+        yield json.dumps([store_id, *(_text(row[name]) for name in _SIGNED)]).encode()
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

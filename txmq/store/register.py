@@ -22,6 +22,7 @@ from txmq.errors import (
     UnreadableFileError,
 )
 from txmq.ground.clock import timestamp
+from txmq.ground.columns import python_rows
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.printable import printable
 from txmq.store.schemas import REGISTER
@@ -68,7 +69,8 @@ class Register:
         Raises:
             StoreNotFoundError: the table does not exist.
             StoreFormatError: it holds more than VALUE_BYTES_MAX, or no JSON object of its form, and
-                the error names the place in it; or its newest commit is empty.
+                the error names the place in it; its newest commit is empty; or its rows are not
+                those of its newest change.
         """
         self.table.refresh()
         return self.read_pinned()
@@ -81,11 +83,17 @@ class Register:
             raise StoreFormatError(self.table.name, f"{problem}, or remove it to undo that change")
         files = self.table.files.all()
         self._check_size(files)
-        rows = self.table.rows.read(files, ("revision", "value")).to_pylist()
-        if not rows:
-            return Registered(0, {})
-        newest = max(rows, key=lambda row: row["revision"] or 0)
-        return Registered(newest["revision"] or 0, self._parsed(newest["value"]))
+        rows = python_rows(self.table.rows.read(files, ("revision", "value")))
+        newest: dict[str, Any] = max(rows, key=lambda row: row["revision"] or 0, default={})
+        revision, logged = newest.get("revision") or 0, self.table.log.mark(REVISION_MARK) or 0
+        values = {row["value"] for row in rows if row["revision"] == revision}
+        if revision != logged or len(values) > 1:
+            # A change on top of it would be refused for ever, and an older value count again.
+            holds = f"holds revision {revision:,} in {len(values):,} forms"
+            problem = f"{holds}, and its log says {logged:,}"
+            cause = "another program changed its rows (DELETE, RESTORE or an append)"
+            raise StoreFormatError(self.table.name, f"{problem}: {cause}; {_RESTORE}")
+        return Registered(revision, self._parsed(newest["value"]) if rows else {})
 
     def swap(self, seen: Registered, value: dict[str, Any], now_ms: int) -> Registered:
         """Replace `seen` by `value` in one commit. Return what is registered now.

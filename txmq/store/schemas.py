@@ -9,6 +9,8 @@ from txmq.delta.schemas import TableSchema
 MICROSECONDS_UTC = pa.timestamp("us", tz="UTC")
 # Tables of schema version 1 lack this column.
 SIGNATURE = "signature"
+# What the version of a commit and a place in it are below; other programs may write any number.
+PLACE_LIMITS = {"op_version": 1 << 40, "ordinal": 1 << 31}
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 

@@ -1,4 +1,4 @@
-"""Transactions that are set aside, because messages of them cannot be read (decision 0027).
+"""Transactions that are set aside, because messages or claims cannot be read (decision 0027).
 
 Their claims are kept here and folded later, and their messages are published later. All others go
 on. A transaction is registered here before the commit that leaves it out, so it is never lost.
@@ -15,33 +15,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import PayloadMissingError, SourceRestoredError
-from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.reasons import GIVE_UP
-from txmq.store.op import SIGNED_COLUMNS, ClaimKeys, claims_of_table
+from txmq.store.op import CLAIMS, Judged, OpLog, is_after
 from txmq.store.register import Register, SharedValue
-from txmq.store.schemas import OP, SIGNATURE
+from txmq.store.schemas import SIGNATURE
 from txmq.store.shapes import LATER, Moment, json_text, number, sequence, shape_of
 
 REGISTER = "set_aside"
 # With more of them the store has lost whole tables, and to go on would do more harm than good.
 MAX_TRANSACTIONS = 50_000
-_VERSION = "_commit_version"
 _TIMES = ("op_timestamp", "next_check_timestamp")
-_CLAIMS = pa.schema(
-    [*(OP.columns.field(name) for name in SIGNED_COLUMNS), pa.field(_VERSION, pa.int64())]
-)
 _PLAIN_TYPES = {**dict.fromkeys(_TIMES, pa.int64()), SIGNATURE: pa.string()}
 _PLAIN_CLAIMS = pa.schema(
-    [pa.field(column.name, _PLAIN_TYPES.get(column.name, column.type)) for column in _CLAIMS]
+    [pa.field(column.name, _PLAIN_TYPES.get(column.name, column.type)) for column in CLAIMS]
 )
 
 
 class Registers(Protocol):
-    """The registers of a store, and the keys of its groups."""
+    """The registers of a store, and its op log, which judges claims."""
 
-    @property
-    def claim_keys(self) -> ClaimKeys:
-        """See `StoreTables.claim_keys`."""
+    def op_log(self) -> OpLog:
+        """See `StoreTables.op_log`."""
         ...
 
     def register(self, name: str, form: Any = None, *, create: bool = False) -> Register:
@@ -76,12 +71,15 @@ class SetAside:
         problem: what cannot be read, and why.
         since_ms: when it was set aside, by the publisher's clock; for display only.
         claims: the claims that are not folded yet, as rows of JSON.
+        unknown: those among them that keys signed which this process does not know. The register
+            keeps both as `claims`: another process may know these keys.
     """
 
     from_version: int
     problem: str
     since_ms: Moment
     claims: Annotated[tuple[str, ...], sequence(json_text(shape_of(WaitingClaim)))] = ()
+    unknown: Annotated[tuple[str, ...], LATER] = ()
 
     @property
     def giver_up(self) -> str | None:
@@ -91,6 +89,13 @@ class SetAside:
             if is_end and (claim["reason"] or "").startswith(GIVE_UP):
                 return str(claim["producer_group"])
         return None
+
+    @property
+    def life(self) -> int:
+        """The last life that a claim of an operator who waits opens; 0 where none does."""
+        claims = map(json.loads, self.claims)
+        resumes = (claim for claim in claims if claim["kind"] == ClaimKind.RESUME)
+        return max((claim["life"] or 0 for claim in resumes), default=0)
 
     @property
     def producer_group(self) -> str | None:
@@ -126,13 +131,14 @@ class SetAsideTransactions:
         count = value.get("count") if value else 0
         return cls(transactions, tuple(value.get("late", ())), count)
 
-    def trusted_by(self, keys: ClaimKeys) -> SetAsideTransactions:
-        """Drop the claims that the key of their group has not signed: anybody may write them."""
-        if not keys:
+    def judged_by(self, op: OpLog) -> SetAsideTransactions:
+        """Drop the claims that the keys of their group have not signed: anybody may write them."""
+        if not op.judges:
             return self
-        claims = claim_rows(keys.trusted(waiting_claims(self.transactions.values()), warns=True))
+        judged = op.judge(waiting_claims(self.transactions.values()).counted, warns=True)
+        claims, unknown = map(claim_rows, judged)
         transactions = {
-            name: replace(entry, claims=claims.get(name, ()))
+            name: replace(entry, claims=claims.get(name, ()), unknown=unknown.get(name, ()))
             for name, entry in self.transactions.items()
         }
         return replace(self, transactions=transactions)
@@ -144,7 +150,7 @@ class SetAsideTransactions:
                 "from_version": entry.from_version,
                 "problem": entry.problem,
                 "since_ms": entry.since_ms,
-                "claims": list(entry.claims),
+                "claims": [*entry.claims, *entry.unknown],
             }
             for name, entry in self.transactions.items()
         }
@@ -187,16 +193,21 @@ class SetAsideTransactions:
         return replace(self, transactions=entries)
 
     def with_claims(
-        self, claims: pa.Table, problems: Mapping[str, str], from_version: int, now_ms: int
+        self, waiting: Judged, problems: Mapping[str, str], from_version: int, now_ms: int
     ) -> SetAsideTransactions:
         """Add claims that wait: of these transactions, and of those that wait already."""
-        rows = claim_rows(claims)
-        new = {name: problems.get(name, "") for name in rows if name not in self.transactions}
+        claims, unknown = map(claim_rows, waiting)
+        names = [name for name in {**claims, **unknown} if name not in self.transactions]
+        new = {name: problems.get(name, "") for name in names}
         value = self.with_problems(new, from_version, now_ms)
         changed = {
-            name: replace(entry, claims=_united(entry.claims, rows[name]))
+            name: replace(
+                entry,
+                claims=_united(entry.claims, claims.get(name, ())),
+                unknown=_united(entry.unknown, unknown.get(name, ())),
+            )
             for name, entry in value.transactions.items()
-            if name in rows
+            if name in claims or name in unknown
         }
         return replace(value, transactions={**value.transactions, **changed})
 
@@ -215,11 +226,11 @@ def set_aside_register(
     tables: Registers, *, create: bool = False
 ) -> SharedValue[SetAsideTransactions]:
     """Return the register as a shared value; `create` makes its table (one commit) if needed."""
-    keys = tables.claim_keys
+    op = tables.op_log()
     return SharedValue(
         tables.register(REGISTER, SetAsideTransactions, create=create),
         f"state/{REGISTER}",
-        lambda value: SetAsideTransactions.from_value(value).trusted_by(keys),
+        lambda value: SetAsideTransactions.from_value(value).judged_by(op),
         SetAsideTransactions.to_value,
     )
 
@@ -235,18 +246,14 @@ def read_set_aside(tables: Registers, seen: int = 0) -> SetAsideTransactions:
     return value.check_count(seen)
 
 
-def claims_set_aside(tables: Registers, seen: int = 0) -> dict[str, list[Claim]]:
-    """Read the claims that wait, by transaction; 0 commits. `seen`, raises: as `read_set_aside`."""
-    entries = read_set_aside(tables, seen).transactions
-    claims: dict[str, list[Claim]] = {name: [] for name in entries}
-    for claim in claims_of_table(waiting_claims(entries.values())):
-        claims[claim.transaction_id].append(claim)
-    return claims
+def claims_set_aside(tables: Registers, seen: int = 0) -> Judged:
+    """Read the claims that wait; 0 commits. `seen`, raises: as `read_set_aside`."""
+    return waiting_claims(read_set_aside(tables, seen).transactions.values())
 
 
 def claim_rows(claims: pa.Table) -> dict[str, tuple[str, ...]]:
     """Return claims as rows of JSON, by transaction, in the order of their commits."""
-    plain = claims.select(_CLAIMS.names)
+    plain = claims.select(CLAIMS.names)
     for name in _TIMES:
         column = plain[name].cast(pa.int64())
         plain = plain.set_column(plain.schema.get_field_index(name), name, column)
@@ -257,24 +264,25 @@ def claim_rows(claims: pa.Table) -> dict[str, tuple[str, ...]]:
     return {name: tuple(texts) for name, texts in rows.items()}
 
 
-def waiting_claims(entries: Iterable[SetAside]) -> pa.Table:
+def waiting_claims(entries: Collection[SetAside]) -> Judged:
     """Return all claims of these transactions, as SIGNED_COLUMNS and `_commit_version`."""
-    rows = [json.loads(text) for entry in entries for text in entry.claims]
-    plain = pa.Table.from_pylist(rows, schema=_PLAIN_CLAIMS)
+    return Judged(
+        _claims_of_rows([text for entry in entries for text in entry.claims]),
+        _claims_of_rows([text for entry in entries for text in entry.unknown]),
+    )
+
+
+def _claims_of_rows(texts: Sequence[str]) -> pa.Table:
+    """Invert `claim_rows`."""
+    plain = pa.Table.from_pylist(list(map(json.loads, texts)), schema=_PLAIN_CLAIMS)
     signatures = [text and bytes.fromhex(text) for text in plain[SIGNATURE].to_pylist()]
     place = plain.schema.get_field_index(SIGNATURE)
-    return plain.set_column(place, SIGNATURE, pa.array(signatures, pa.binary())).cast(_CLAIMS)
+    return plain.set_column(place, SIGNATURE, pa.array(signatures, pa.binary())).cast(CLAIMS)
 
 
 def after_their_facts(claims: pa.Table, facts: pa.Table) -> pa.Table:
     """Return the claims that come after the last fact of their transaction; others were folded."""
-    row = pc.index_in(claims["transaction_id"], value_set=facts["transaction_id"].combine_chunks())
-    version, ordinal = (facts[name].take(row) for name in ("op_version", "ordinal"))
-    is_later = pc.or_(
-        pc.greater(claims[_VERSION], version),
-        pc.and_(pc.equal(claims[_VERSION], version), pc.greater(claims["ordinal"], ordinal)),
-    )
-    return claims.filter(pc.fill_null(is_later, True))  # noqa: FBT003
+    return claims.filter(pc.fill_null(is_after(claims, facts), True))  # noqa: FBT003
 
 
 def _united(claims: Collection[str], more: Iterable[str]) -> tuple[str, ...]:

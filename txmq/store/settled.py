@@ -18,10 +18,10 @@ from txmq.delta.files import DataFile, UnreadableFile
 from txmq.delta.table import Table
 from txmq.errors import StorageError
 from txmq.ground.clock import timestamp
-from txmq.ground.columns import flags
+from txmq.ground.columns import flags, python_values, sound_rows
 from txmq.message.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
 from txmq.store.half import DELAYED_COLUMNS, HalfLog, once_each
-from txmq.store.schemas import SCHEDULE, SETTLED
+from txmq.store.schemas import PLACE_LIMITS, SCHEDULE, SETTLED
 
 NOTHING = -1
 SET_ASIDE_MARK = "txmq-set-aside"
@@ -31,6 +31,9 @@ _FORGOTTEN = "txmq-forgotten/"
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
 SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp", "op_timestamp")
 DELIVERY_COLUMNS = ("transaction_id", "state", "sequences", "op_version", "ordinal", "source")
+_REQUIRED = ("transaction_id", "op_version", "ordinal", "life")
+_REQUIRED_OF_MESSAGES = ("transaction_id", "sequence", "op_version", "deliver_timestamp")
+_STATES = pa.array([state.value for state in (*TransactionState, *DeliveryState)])
 _DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
 # How often files are listed again that another process, such as retention, takes away meanwhile.
 REPLACED_ATTEMPTS = 5
@@ -86,7 +89,7 @@ class SettledLog:
         first; StorageError.
         """
         before = self.forgotten
-        counts = Counter(self.table.rows.read(files, ("state",))["state"].to_pylist())
+        counts = Counter(python_values(self.table.rows.read(files, ("state",))["state"]))
         marks = {
             f"{_FORGOTTEN}{state}": number + counts[state]
             for state, number in before.items()
@@ -97,12 +100,18 @@ class SettledLog:
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
         """Read FACT_COLUMNS of the facts about these transactions, without facts of deliveries."""
         rows = self.table.search.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
-        return without_deliveries(rows)
+        return without_deliveries(facts_among(rows))
+
+    def all_facts(self, columns: Sequence[str]) -> pa.Table:
+        """Read all facts about transactions, without facts of deliveries; `state` is a column."""
+        return without_deliveries(
+            facts_among(self.table.rows.read(self.table.files.all(), columns))
+        )
 
     def deliveries_of(self, transaction_ids: pa.Array) -> pa.Table:
         """Read DELIVERY_COLUMNS of all facts about delayed messages of these transactions."""
         rows = self.table.search.rows_of("transaction_id", transaction_ids, DELIVERY_COLUMNS)
-        return rows.filter(_is_delivery(rows))
+        return sound_rows(facts_among(rows.filter(_is_delivery(rows))), ("sequences",))
 
     def standings(self, transaction_ids: pa.Array) -> dict[str, Standing]:
         """Read the last settled state of each transaction that has facts."""
@@ -125,7 +134,8 @@ class SettledLog:
         """Read the facts whose claims are in the commits after `after` up to `through`."""
         rows = self.table.rows.read(self.table.files.beyond("op_version", after), columns)
         version = rows["op_version"]
-        return rows.filter(pc.and_(pc.greater(version, after), pc.less_equal(version, through)))
+        is_between = pc.and_(pc.greater(version, after), pc.less_equal(version, through))
+        return facts_among(rows.filter(is_between))
 
     def to_show(self, after: int, through: int) -> pa.Table:
         """Read SHOWN_COLUMNS of the facts to publish: `between` without some EXPIRED lives.
@@ -175,7 +185,7 @@ class SettledLog:
     def to_show_of(self, transaction_ids: pa.Array, through: int) -> pa.Table:
         """Read as `to_show`, of some transactions, however old their facts are."""
         rows = self.table.search.rows_of("transaction_id", transaction_ids, SHOWN_COLUMNS)
-        return self._to_show(rows.filter(pc.less_equal(rows["op_version"], through)))
+        return self._to_show(facts_among(rows.filter(pc.less_equal(rows["op_version"], through))))
 
     def _to_show(self, facts: pa.Table) -> pa.Table:
         expired = facts.filter(pc.equal(facts["state"], TransactionState.EXPIRED.value))
@@ -224,6 +234,16 @@ def _life_key(facts: pa.Table) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(
         facts["transaction_id"], facts["life"].cast(pa.string()), "/"
     )
+
+
+def facts_among(rows: pa.Table) -> pa.Table:
+    """Return the rows that are facts; other programs may append anything.
+
+    With the column `state` only those in a state that there is.
+    """
+    if "state" in rows.column_names:
+        rows = rows.filter(pc.is_in(rows["state"], value_set=_STATES))
+    return sound_rows(rows, _REQUIRED, PLACE_LIMITS)
 
 
 def without_deliveries(facts: pa.Table) -> pa.Table:
@@ -313,7 +333,8 @@ class ScheduleLog:
         """Read DELAYED_COLUMNS of all messages of these transactions; 0 commits."""
         if not self.is_there:
             return _NO_MESSAGES
-        return self.table.search.rows_of("transaction_id", transaction_ids, DELAYED_COLUMNS)
+        rows = self.table.search.rows_of("transaction_id", transaction_ids, DELAYED_COLUMNS)
+        return scheduled_among(rows)
 
     def readable_messages_of(
         self, transaction_ids: pa.Array
@@ -324,15 +345,18 @@ class ScheduleLog:
         """
         if not self.is_there:
             return _NO_MESSAGES, ()
-        return self.table.search.readable_rows_of(
+        rows, unreadable = self.table.search.readable_rows_of(
             "transaction_id", transaction_ids, DELAYED_COLUMNS
         )
+        return scheduled_among(rows), unreadable
 
     def due_dates(self) -> set[date]:
         """List the due dates of all messages in the schedule; reads no rows."""
         if not self.is_there:
             return set()
-        return {file.partition["due_date"] for file in self._all_files()}
+        days = {file.partition["due_date"] for file in self._all_files()}
+        # Another program wrote it.
+        return days - {None}
 
     def readable(
         self, day: date, after: int, columns: Sequence[str]
@@ -364,7 +388,7 @@ class ScheduleLog:
                 unreadable.append(UnreadableFile(file, None, None, problem))
             else:
                 parts.append(rows)
-        return pa.concat_tables(parts), tuple(unreadable)
+        return scheduled_among(pa.concat_tables(parts)), tuple(unreadable)
 
     def _all_files(self) -> list[DataFile]:
         if not self.is_there:
@@ -373,6 +397,11 @@ class ScheduleLog:
         if version not in self._files:
             self._files = {version: self.table.files.all()}
         return self._files[version]
+
+
+def scheduled_among(rows: pa.Table) -> pa.Table:
+    """Return the rows that are messages of the schedule; other programs may append anything."""
+    return sound_rows(rows, _REQUIRED_OF_MESSAGES, PLACE_LIMITS)
 
 
 def delayed_messages(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from txmq.delta.credentials import storage_options_of
 from txmq.delta.folder import is_remote, spark_location
 from txmq.errors import (
     CommitRefusedError,
@@ -43,7 +44,8 @@ class Store:
         location: an absolute path or a URI.
         config: the settings in use.
         ignored: what the store's own settings name and nobody loads, because it could act.
-        storage_options: how delta-rs reaches the location, such as credentials.
+        storage_options: how delta-rs reaches the location, such as credentials. Those that a
+            catalog lends are other ones after a while; `dict(store.storage_options)` is of now.
         tables: handles of logs, topics and registers. This is internal to txmq and may change in
             any version; users do not need it.
 
@@ -61,7 +63,7 @@ class Store:
         self.location = location
         self.config = config
         self.ignored: Mapping[str, Any] = {}
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = storage_options_of(location, storage_options)
         self.tables = StoreTables(location, config, self.storage_options)
 
     @classmethod

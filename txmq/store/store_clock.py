@@ -122,6 +122,10 @@ class StoreClock:
             self._shown_ms = self._shown_ms if is_corrected else now_ms
             return self._shown_ms
 
+    def counted_ms(self) -> int:
+        """Return milliseconds since some moment, for durations only: nobody can set what counts."""
+        return round(self._count_ms() * affine(self.own).speed)
+
     def not_beyond(self, shown_ms: int) -> int:
         """Return a time that the machine's clock has shown; now, if that is clearly in the future.
 

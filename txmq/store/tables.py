@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pyarrow.fs as pa_fs
 
+from txmq.delta.credentials import storage_options_of
 from txmq.delta.failures import read_errors
 from txmq.delta.folder import rooted_filesystem
 from txmq.delta.schemas import TableSchema
@@ -74,24 +75,27 @@ class StoreTables:
     ) -> None:
         """Open nothing yet. Raises: ConfigError for a key of claims that is not there."""
         self.location = location
-        self._config, self._options = config, dict(storage_options or {})
+        self._config, self._options = config, storage_options_of(location, storage_options)
         self.claim_keys = ClaimKeys.of(config)
 
     # --- logs --------------------------------------------------------------------------------
 
-    def logs(self) -> Logs:
-        """Return half, op, settled and schedule with the handles of one reader."""
-        settled = self.table_at("settled")
-        half, op, schedule = self.half_log(), self.op_log(), self.schedule_log()
+    def logs(self, *, believes_unknown: bool = False) -> Logs:
+        """Return half, op, settled and schedule with the handles of one reader.
+
+        `believes_unknown` is as in OpLog.
+        """
+        settled, op = self.table_at("settled"), self.op_log(believes_unknown=believes_unknown)
+        half, schedule = self.half_log(), self.schedule_log()
         return Logs(half, op, settled, schedule, partial(claims_set_aside, self))
 
     def half_log(self) -> HalfLog:
         """Return the half log."""
         return HalfLog(self.table_at("half"))
 
-    def op_log(self) -> OpLog:
-        """Return the op log."""
-        return OpLog(self.table_at("op"), self.claim_keys)
+    def op_log(self, *, believes_unknown: bool = False) -> OpLog:
+        """Return the op log; `believes_unknown` is as in OpLog."""
+        return OpLog(self.table_at("op"), self.claim_keys, believes_unknown=believes_unknown)
 
     def settled_log(self, op_table_id: str) -> SettledLog:
         """Return the settled log with its mark for the op log of this id."""

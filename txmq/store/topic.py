@@ -6,6 +6,7 @@ A topic may have a body schema; then its bodies are columns too.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,25 +14,33 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import TableSchema
 from txmq.delta.table import Table
 from txmq.delta.until_committed import until_committed
 from txmq.errors import BodySchemaConflictError
+from txmq.ground.columns import Flags, integers
 from txmq.message.body_schema import BodySchema, parsed_schema
 from txmq.message.codec import are_erased
 from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING, fingerprint_id
+from txmq.store.topic_settings import MAX_QUEUE_NUMS
 
 logger = logging.getLogger(__name__)
 
 OFFSET_MARK = "txmq-offset/"
+_QUEUE = re.compile(rf"{OFFSET_MARK}(0|[1-9][0-9]{{0,3}})", re.ASCII)
 REBUILD_MARK = "txmq-rebuild"
+# Which offsets a rebuild gave to other messages, see `MovedOffsets`.
+MOVED_MARK = "txmq-moved"
 # How often messages were appended whose claims lie before the mark.
 LATE_MARK = "txmq-late"
+# How many messages txmq removed, and up to where `state/maintenance` said then that it might have.
+REMOVED_MARK, BEGIN_MARK = "txmq-removed", "txmq-begin"
 UNKNOWN_FINGERPRINT = 0
+NO_OFFSETS: Mapping[int, int] = {}
 BODY_SCHEMA_PROPERTY = "txmq.body_schema"
 # Bodies of a batch that get a line each in the program's log.
 LOGGED_PROBLEMS = 10
@@ -59,6 +68,22 @@ class TopicEnd(NamedTuple):
         if self.rebuilds != known.rebuilds:
             return self.rebuilds < known.rebuilds
         return self.mark < known.mark or self.messages < known.messages
+
+
+class MovedOffsets(NamedTuple):
+    """The offsets that the last rebuild which moved any gave to other messages.
+
+    Attributes:
+        version: of the table, with which they moved; 0 if none ever did.
+        first: the first one of each queue.
+    """
+
+    version: int
+    first: Mapping[int, int]
+
+    def are_passed(self, queue_id: int, offset: int, version: int) -> bool:
+        """Tell whether messages before an offset that is of an earlier version are others now."""
+        return version < self.version and offset > self.first.get(queue_id, offset)
 
 
 class TopicLog:
@@ -90,7 +115,7 @@ class TopicLog:
     def end(self) -> TopicEnd:
         """How far this handle's version is."""
         rebuilds = self.table.log.mark(REBUILD_MARK) or 0
-        messages = sum(self.table.log.marks(OFFSET_MARK).values())
+        messages = sum(queue_ends(self.table.log.marks(OFFSET_MARK)).values())
         return TopicEnd(rebuilds, self.mark, messages)
 
     @property
@@ -100,6 +125,20 @@ class TopicLog:
         A rebuild counts too.
         """
         return (self.table.log.mark(LATE_MARK) or 0) + (self.table.log.mark(REBUILD_MARK) or 0)
+
+    def lost(self, begin: int) -> int:
+        """Count the messages that are gone and that txmq did not remove; 0 if nobody can tell.
+
+        `begin` is `begin_of` the topic now; an earlier txmq removed rows without counting them.
+        """
+        if not _knows(self.table, begin):
+            return 0
+        return max(0, _missing(self.table) - _removed(self.table))
+
+    @property
+    def may_have_lost(self) -> bool:
+        """Whether `lost` is worth a look at `begin_of`."""
+        return _missing(self.table) > _removed(self.table)
 
     def swap(self, rows: pa.Table, mark: int, next_offsets: Mapping[int, int]) -> None:
         """Append messages and set mark and offsets, in one commit.
@@ -134,20 +173,37 @@ class TopicLog:
         """
         self.table.writer.swap_files(files, {**_offset_marks(next_offsets), **self._late_mark()})
 
-    def replace_files(
+    def replace_files(  # noqa: PLR0913, PLR0917 - all that a rebuild changes
         self,
         files: Sequence[NewFile],
         mark: int,
         next_offsets: Mapping[int, int],
-        rebuilds: int = 0,
+        known: TopicEnd | None = None,
+        begin: int = NOTHING,
+        moved_from: Mapping[int, int] = NO_OFFSETS,
     ) -> None:
         """Replace all files of the topic by these, as `swap_files`; marks may go back.
 
-        `rebuilds` is how often it is known to have been rebuilt, which an older copy forgot.
+        Where it is known to have been further it is an older copy, whose next versions are those
+        that streams of Spark have passed: it becomes another table, and they are told.
+
+        Args:
+            files: all rows of the topic.
+            mark: the version of the op log up to which they are complete.
+            next_offsets: by queue.
+            known: how far publishers have seen the topic.
+            begin: as in `lost`.
+            moved_from: by queue the first offset that is another message's now, if any.
         """
+        is_older = known is not None and self.end.is_behind(known)
+        rebuilds = 0 if known is None else known.rebuilds
         rebuilt = max(self.table.log.mark(REBUILD_MARK) or 0, rebuilds) + 1
-        marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt}
-        self.table.writer.replace_files(files, marks)
+        ends = {**self.table.log.marks(OFFSET_MARK), **_offset_marks(next_offsets)}
+        removed = sum(ends.values()) - sum(file.num_records for file in files)
+        counts = {REMOVED_MARK: max(0, removed), BEGIN_MARK: begin}
+        moved = _moved_marks(self.table.version + 1, ends, moved_from)
+        marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt, **counts, **moved}
+        self.table.writer.replace_files(files, marks, is_another_table=is_older)
 
     def _late_mark(self) -> dict[str, int]:
         return {LATE_MARK: (self.table.log.mark(LATE_MARK) or 0) + 1}
@@ -160,15 +216,86 @@ class TopicLog:
         return {self.mark_id: mark, **fingerprints, **_offset_marks(next_offsets)}
 
 
+def remove_messages(table: Table, files: Sequence[DataFile], before: int, begin: int) -> None:
+    """Remove whole files of a topic, and count their messages as removed by txmq: one commit.
+
+    Args:
+        table: of the topic.
+        files: what is removed.
+        before: `begin_of` the topic before this removal was told.
+        begin: `begin_of` the topic now.
+
+    Raises: CommitRefusedError.
+    """
+    is_counted = _knows(table, before) and len(files) < len(table.files.all())
+    # Where an earlier txmq has removed some, or all go, nobody misses what another program took.
+    removed = _removed(table) if is_counted else max(0, _missing(table))
+    removed += sum(file.num_records for file in files)
+    table.writer.remove(files, {REMOVED_MARK: removed, BEGIN_MARK: begin})
+
+
+def _missing(table: Table) -> int:
+    """Count the messages that a topic had and does not show; 0 where a file does not say."""
+    counts = [file.num_records for file in table.files.all()]
+    return sum(table.log.marks(OFFSET_MARK).values()) - sum(counts) if all(counts) else 0
+
+
+def _removed(table: Table) -> int:
+    return table.log.mark(REMOVED_MARK) or 0
+
+
+def _knows(table: Table, begin: int) -> bool:
+    mark = table.log.mark(BEGIN_MARK)
+    return begin == (NOTHING if mark is None else mark)
+
+
 def _offset_marks(next_offsets: Mapping[int, int]) -> dict[str, int]:
     return {f"{OFFSET_MARK}{queue}": offset for queue, offset in next_offsets.items()}
+
+
+def _moved_marks(
+    version: int, ends: Mapping[str, int], moved_from: Mapping[int, int]
+) -> dict[str, int]:
+    """Return the marks of a rebuild that moves offsets, for each queue; none if it moves none."""
+    if not moved_from:
+        return {}
+    # All of a queue stays that no offset of it has moved in.
+    first = {**queue_ends(ends), **moved_from}
+    return {MOVED_MARK: version, **{f"{MOVED_MARK}/{q}": offset for q, offset in first.items()}}
+
+
+def moved_offsets(table: Table) -> MovedOffsets:
+    """Return which offsets the rebuilds of a topic moved, by its pinned version."""
+    prefix = f"{MOVED_MARK}/"
+    marks = {
+        OFFSET_MARK + name.removeprefix(prefix): n for name, n in table.log.marks(prefix).items()
+    }
+    return MovedOffsets(table.log.mark(MOVED_MARK) or 0, queue_ends(marks))
+
+
+def queue_ends(marks: Mapping[str, int]) -> dict[int, int]:
+    """Return the next offset of each queue that the marks of a topic name.
+
+    Other programs may write rows and marks for any queue; the marks of publishers tell which have
+    messages.
+    """
+    queues = ((_QUEUE.fullmatch(name), offset) for name, offset in marks.items())
+    ends = {int(queue[1]): offset for queue, offset in queues if queue}
+    return {queue: offset for queue, offset in ends.items() if queue < MAX_QUEUE_NUMS}
+
+
+def are_queues(queue_ids: pa.ChunkedArray) -> Flags:
+    """Tell of each number if a topic can have this queue; other programs write any, and null."""
+    numbers = integers(queue_ids, -1)
+    are_small: Flags = (numbers >= 0) & (numbers < MAX_QUEUE_NUMS)
+    return are_small
 
 
 def offsets_in_order(
     queue_ids: pa.ChunkedArray, start: Mapping[int, int]
 ) -> tuple[npt.NDArray[np.int64], dict[int, int]]:
     """Return gap-free offsets for rows in their order, and the next offset of each queue."""
-    queues = pc.fill_null(queue_ids, 0).to_numpy().astype(np.int64)
+    queues = integers(queue_ids, 0)
     order = np.argsort(queues, kind="stable")
     ordered = queues[order]
     names, first, counts = np.unique(ordered, return_index=True, return_counts=True)
@@ -196,7 +323,8 @@ def typed_columns(body: BodySchema) -> pa.Schema:
 def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
     """Make a topic without messages take these bodies: up to two commits.
 
-    Earlier columns stay and are null. Each commit is computed anew: messages may come in between.
+    Earlier columns stay and are null. Each commit is computed anew, and refused where anybody was
+    faster: messages may come in between.
 
     Raises: as `check_body_schema`; CommitConflictError.
     """
@@ -207,9 +335,10 @@ def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
         if not _must_change(table, topic, body):
             return True
         if table.writer.check_columns(columns):
-            table.writer.add_columns(columns)
+            table.writer.add_columns(columns, directly=True)
             return False
-        table.writer.set_properties({BODY_SCHEMA_PROPERTY: "" if body is None else body.to_json()})
+        text = "" if body is None else body.to_json()
+        table.writer.set_properties({BODY_SCHEMA_PROPERTY: text}, directly=True)
         return True
 
     while not until_committed(table, compute):

@@ -1,21 +1,24 @@
 """One effect for each message in a user's Delta table, however often the message comes.
 
 The table keeps how far the messages of each queue have taken effect: a mark of Delta in the same
-commit that changes the table. So effect and mark are committed together, or neither is.
+commit that changes the table. So effect and mark are committed together, or neither is. What a
+retry does ahead of its queue stands in marks of its own, which are used again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import groupby, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from txmq.delta.actions import DAMAGES, EMPTY_COMMIT, CommitActions, commit_actions
+from txmq.delta.actions import BY_TIME, DAMAGES, USER_METADATA, CommitActions
 from txmq.delta.failures import pause
 from txmq.delta.pinned import commit_properties
+from txmq.delta.until_committed import until_committed
 from txmq.errors import CommitConflictError, CommitRefusedError, InboxError, StorageError, shown
 from txmq.ground.sessions import spark_room
 from txmq.message.names import stored_group
@@ -26,26 +29,39 @@ from txmq.message.received import (
     note_effect,
     origin_place,
 )
-from txmq.user_data.delta_marker import (
+from txmq.user_data.delta_marker import MarkedTable
+from txmq.user_data.markers import (
     APP_ID_OPTION,
     APP_ID_SETTING,
+    USER_METADATA_SETTING,
     VERSION_OPTION,
     VERSION_SETTING,
     MarkedStatement,
-    MarkedTable,
+    Restore,
     SqlStatement,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from txmq.ground.sessions import SparkSession
+    from txmq.ground.sessions import DataFrame, SparkSession
 
 APPLY_ATTEMPTS = 20
 MAX_NAME_CHARACTERS = 200
+# After so many commits without a mark of a group it is asked whether the table has any.
+FEW_COMMITS = 16
 _BY_OPTIONS = "Mark a write of a DataFrame by batch_options(), or run the statement on a cluster"
-_QUEUE_MARK = "txmq-inbox/{group}/{topic}/{queue}"
-_BATCH_MARK = "txmq-inbox-batch/{group}/{checkpoint}"
+_MARKS, _BATCH_MARKS = "txmq-inbox/{group}/", "txmq-inbox-batch/{group}/"
+_QUEUE_MARK = _MARKS + "{topic}/{queue}"
+_BATCH_MARK = _BATCH_MARKS + "{checkpoint}"
+_FOLLOWED_MARK = _MARKS + "restore"
+# Begins what a write of Spark says of its batch: a text of JSON, as the note of other writes.
+_BATCH_SAID = "txmq "
+# The number of a mark whose commits are all undone.
+_NONE = -1
+# What a commit says beside the messages that it names: the version that its writer had read, and
+# of a batch the digest of its rows.
+_READ, _ROWS = "read", "rows"
 
 
 class Place(NamedTuple):
@@ -60,9 +76,10 @@ class DeltaInbox:
 
     A member of a group uses `apply` or `delta_rs`. It must pass the messages of a queue in their
     order, and all earlier messages must have taken effect or been sent back: messages before the
-    last one count as done. A retry is a message of the retry topic with its own offset; it carries
-    that the message took effect before its handler failed, and the commits of the table name their
-    messages, also those of a handler that hung and went on after its message was sent back.
+    last one count as done. A retry is a message of the retry topic with its own offset; it says
+    nothing of the messages that came before its first place. It carries that the message took
+    effect before its handler failed, and the commits of the table name their messages, also those
+    of a handler that hung and went on after its message was sent back (decision 0064).
 
     `foreachBatch` uses `batch_options` or `batch_sql`.
 
@@ -102,7 +119,8 @@ class DeltaInbox:
             messages: messages of one or more queues, each queue in its order.
 
         Raises:
-            InboxError: messages of a queue are out of order, or the table may forget its marks.
+            InboxError: messages of a queue are out of order, the table may forget its marks, or a
+                RESTORE undid effects of the group; see `follow_restore`.
             StorageError: the table cannot be read.
         """
         return self._fresh(messages, self._opened())
@@ -137,19 +155,19 @@ class DeltaInbox:
             table.check_writable()
             new = self._fresh(messages, table)
             if not new:
-                return self._noted(messages, table, 0)
-            rows, marks = effect(new), self._marks(new, table)
+                return 0
+            rows, progress = effect(new), self._progress(new, table)
             try:
-                table.append_rows(rows, marks, self._names(new))
+                table.append_rows(rows, progress.marks, progress.note)
             except CommitRefusedError:
                 pause(attempt)
+                continue
             except StorageError:
                 # The answer of a commit may be lost; a retry would be another message.
-                if not self._has_landed(marks):
+                if not self._table.reopen().has_commit(progress):
                     raise
-                return self._noted(messages, table, len(new))
-            else:
-                return self._noted(messages, table, len(new))
+            self._note(new, table)
+            return len(new)
         problem = f"other writers were faster {APPLY_ATTEMPTS} times; try again"
         raise CommitConflictError(table.name, problem)
 
@@ -176,15 +194,15 @@ class DeltaInbox:
         table = self._opened()
         table.check_writable()
         new = self._fresh(messages, table)
-        marks = self._marks(new, table)
+        progress = self._progress(new, table)
         try:
-            yield table.handle, new, commit_properties(marks, self._names(new))
+            yield table.handle, new, commit_properties(progress.marks, progress.note)
         except BaseException:
             # The answer of the block's commit may be lost, or something failed after it.
             with suppress(StorageError):
-                self._note_if_landed(messages, table, marks)
+                self._note_if_landed(new, table, progress)
             raise
-        if not self._note_if_landed(messages, table, marks):
+        if new and not self._note_if_landed(new, table, progress):
             problem = (
                 "the block ended without a write of these messages; write through the DeltaTable "
                 "with commit_properties="
@@ -200,31 +218,87 @@ class DeltaInbox:
 
         Raises: InboxError, StorageError.
         """
-        return self._opened().mark(self._queue_mark(topic, queue_id)) or 0
+        return self._opened().queue(self._queue_mark(topic, queue_id)).next_offset
+
+    # --- RESTORE ------------------------------------------------------------------------------
+
+    def follow_restore(self) -> dict[str, int]:
+        """Put the marks back to where a RESTORE took the table: what it undid counts as not done.
+
+        Until then each call of the inbox raises InboxError. Messages whose effects are to be made
+        again must come again: let the group go back before you call it (`txmq offsets reset`), or
+        start the query again with the checkpoint of that time.
+
+        Commits: one to the table, none if no RESTORE undid an effect of the group. A retry after an
+        error finds nothing to do if the marks were put back.
+
+        Returns:
+            The marks that were put back, with their numbers: of a queue its next offset, -1 if
+            nothing of it is done.
+
+        Raises:
+            InboxError: the RESTORE was to a time; do it once more, by version.
+            CommitConflictError: other writers were faster; nothing was done.
+            StorageError: the table cannot be read or written, or its log does not have the version
+                of the RESTORE any more.
+        """
+        table = self._table.reopen()
+
+        def compute() -> dict[str, int]:
+            undone, marks = self._undone(table), dict[str, int]()
+            undone.pop(self._followed_mark, None)
+            for restore in set(undone.values()):
+                if restore.target == BY_TIME:
+                    raise InboxError(table.location, str(restore))
+                names = [name for name, by in undone.items() if by == restore]
+                numbers = table.marks_in(restore.target, names)
+                marks |= {name: _NONE if at is None else at for name, at in numbers.items()}
+            if marks:
+                note = names_of((), table.version)
+                table.commit_marks({**marks, self._followed_mark: table.version}, note)
+            return marks
+
+        return until_committed(table, compute)
 
     # --- micro-batches ------------------------------------------------------------------------
 
-    def batch_options(self, batch_id: int, *, checkpoint: str) -> dict[str, str]:
+    def batch_options(
+        self, batch_id: int, *, checkpoint: str, rows: DataFrame | None = None
+    ) -> dict[str, str]:
         """Return the options for the Spark write of a micro-batch; 0 commits.
 
         Spark skips the write if the batch comes again, so a retry repeats no effect. The options
-        are for one write.
+        are for one write. Spark knows a batch by its number alone, and the checkpoint that is one
+        batch older gives that number to other rows. So pass the rows too: the write carries a
+        digest of them, and other rows are refused. It reads them once more, of messages the ids.
+
+        The write says in its `userMetadata` which version was looked at. With another text in its
+        place each later look reads the whole log for a RESTORE.
 
         Args:
             batch_id: the number that `foreachBatch` passes.
             checkpoint: a name for the checkpoint of the query. A new checkpoint begins with batch 0
-                again, so it needs a new name; its messages have their effects again.
+                again, and an older one an earlier batch, so it needs a new name; its messages have
+                their effects again.
+            rows: the rows of the batch, which are the same in every run.
 
         Raises:
-            InboxError: an argument cannot be used, or a later batch of this checkpoint is done.
+            InboxError: an argument cannot be used, a later batch of this checkpoint is done, or
+                this batch with other rows.
             StorageError: the table cannot be read.
         """
         name = self._next_batch(batch_id, checkpoint)
-        return {APP_ID_OPTION: name, VERSION_OPTION: str(batch_id)}
+        said = self._said_of(rows, batch_id, name)
+        return {APP_ID_OPTION: name, VERSION_OPTION: str(batch_id), USER_METADATA: said}
 
     @contextmanager
     def batch_sql(
-        self, spark: SparkSession, batch_id: int, *, checkpoint: str
+        self,
+        spark: SparkSession,
+        batch_id: int,
+        *,
+        checkpoint: str,
+        rows: DataFrame | None = None,
     ) -> Iterator[SqlStatement]:
         """Mark one SQL statement that changes the table, such as MERGE; see `batch_options`.
 
@@ -234,6 +308,7 @@ class DeltaInbox:
             spark: the session of the micro-batch.
             batch_id: the number that `foreachBatch` passes.
             checkpoint: a name for the checkpoint of the query.
+            rows: as in `batch_options`.
 
         Raises: as `batch_options`; InboxError for a second statement; EnvironmentProblemError if
             the session refuses the marker's settings, as on serverless compute.
@@ -241,7 +316,12 @@ class DeltaInbox:
         name = self._next_batch(batch_id, checkpoint)
         problem = "one batch_sql block marks one statement; Spark would skip a second one"
         second = InboxError(self._table.location, problem)
-        settings = {APP_ID_SETTING: name, VERSION_SETTING: str(batch_id)}
+        said = self._said_of(rows, batch_id, name)
+        settings = {
+            APP_ID_SETTING: name,
+            VERSION_SETTING: str(batch_id),
+            USER_METADATA_SETTING: said,
+        }
         with spark_room().session_settings(spark, settings, way_out=_BY_OPTIONS):
             yield MarkedStatement(spark, second)
 
@@ -267,7 +347,23 @@ class DeltaInbox:
                 "messages have taken effect"
             )
             raise InboxError(table.location, problem)
+        for restore in self._undone(table).values():
+            problem = (
+                f"effects of this group are undone: {restore}; then let the group go back, if they "
+                "are to be made again, and call follow_restore() of the inbox"
+            )
+            raise InboxError(table.location, problem)
         return table
+
+    def _undone(self, table: InboxTable) -> dict[str, Restore]:
+        patterns = (_MARKS, _BATCH_MARKS)
+        return table.undone_marks(
+            tuple(pattern.format(group=self.consumer_group) for pattern in patterns)
+        )
+
+    @property
+    def _followed_mark(self) -> str:
+        return _FOLLOWED_MARK.format(group=self.consumer_group)
 
     def _fresh(
         self, messages: Sequence[ReceivedMessage], table: InboxTable
@@ -292,12 +388,12 @@ class DeltaInbox:
         return list(news.values())
 
     def _took_effect(self, message: ReceivedMessage, table: InboxTable) -> bool:
-        """Tell whether the message that a retry comes from is known to have taken effect."""
-        if self._effect_id(table) in effects_of(message):
+        """Tell whether a message that its queue has not passed took effect by another try."""
+        is_noted = self._effect_id(table) in effects_of(message)
+        if is_noted and table.mark(self._followed_mark) is None:
             return True
-        first = self._first_of(message)
         # A handler that hung may have made it after the message was sent back.
-        return first is not None and table.names(first)
+        return table.has(self._first(message))
 
     def _first_of(self, message: ReceivedMessage) -> Place | None:
         """Return where the message of a retry or a replay was first; None if it is neither."""
@@ -307,49 +403,50 @@ class DeltaInbox:
             return None
         return Place(self._queue_mark(message.origin_topic, place[0]), place[1])
 
-    def _names(self, messages: Iterable[ReceivedMessage]) -> str:
-        """Name messages for a commit; a retry stands for the message it comes from."""
-        return names_of(map(self._first, messages))
-
     def _first(self, message: ReceivedMessage) -> Place:
         return self._first_of(message) or self._place(message)
 
     def _place(self, message: ReceivedMessage) -> Place:
         return Place(self._mark_of(message), message.queue_offset)
 
-    def _has_landed(self, marks: Mapping[str, int]) -> bool:
-        table = self._table.reopen()
-        return all((table.mark(name) or 0) >= offset for name, offset in marks.items())
-
     def _note_if_landed(
-        self, messages: Iterable[ReceivedMessage], table: InboxTable, marks: Mapping[str, int]
+        self, new: Sequence[ReceivedMessage], table: InboxTable, progress: Progress
     ) -> bool:
-        is_landed = self._has_landed(marks)
+        is_landed = table.reopen().has_commit(progress)
         if is_landed:
-            self._noted(messages, table, len(marks))
+            self._note(new, table)
         return is_landed
 
-    def _noted(self, messages: Iterable[ReceivedMessage], table: InboxTable, count: int) -> int:
-        """Note that all messages have taken effect, so that a later failure does not repeat it."""
-        for message in messages:
+    def _note(self, new: Iterable[ReceivedMessage], table: InboxTable) -> None:
+        """Note that messages have taken effect, so that a later failure does not repeat it.
+
+        Not of those that their queue has passed: they may have been sent back without an effect.
+        """
+        for message in new:
             note_effect(message, self._effect_id(table))
-        return count
 
     def _effect_id(self, table: InboxTable) -> str:
         """Name the effect that a message carries to its retry; two groups may share a table."""
         return f"{self.consumer_group}/{table.table_id}"
 
-    def _marks(self, messages: Sequence[ReceivedMessage], table: InboxTable) -> dict[str, int]:
-        """Return the next offset of each queue after these messages, by the name of its mark.
+    def _progress(self, new: Sequence[ReceivedMessage], table: InboxTable) -> Progress:
+        """Return what a commit with the effects of these messages says.
 
-        A retry moves the mark of its first queue too, or sets it once more: then no other try of
-        the same message, such as a handler that still hangs, takes effect at the same time.
+        A message moves the mark of the queue that handed it out. A retry leaves the mark of its
+        first queue where it is, but sets it once more: then no other try of the same message, such
+        as a handler that still hangs, takes effect at the same time.
         """
-        firsts = [first for message in messages if (first := self._first_of(message))]
-        nexts = {first.mark: table.mark(first.mark) or 0 for first in firsts}
-        for mark, offset in (*firsts, *map(self._place, messages)):
-            nexts[mark] = max(nexts.get(mark, 0), offset + 1)
-        return nexts
+        places = {self._first(message) for message in new}
+        done = {self._mark_of(message): message.queue_offset + 1 for message in new}
+        marks: dict[str, int] = {}
+        for mark in done.keys() | {place.mark for place in places}:
+            queue = table.queue(mark)
+            offsets = {place.offset for place in places if place.mark == mark}
+            after = queue.after(done.get(mark, 0), offsets)
+            marks |= after.marks_since(queue)
+            # Their slots are free now, so the commit names them.
+            places |= {Place(mark, passed) for passed in queue.ahead - after.ahead}
+        return Progress(marks, names_of(places, table.version), table.version)
 
     def _mark_of(self, message: ReceivedMessage) -> str:
         return self._queue_mark(message.topic, message.queue_id)
@@ -380,10 +477,81 @@ class DeltaInbox:
             raise InboxError(self._table.location, problem)
         return name
 
+    def _said_of(self, rows: DataFrame | None, batch_id: int, mark: str) -> str:
+        """Return what a write says of its batch; refuse other rows than the batch was done with."""
+        said: dict[str, object] = {_READ: self._table.version}
+        if rows is None:
+            return _BATCH_SAID + json.dumps(said)
+        digest, done = spark_room().digest_of(rows), self._table.rows_of_batch(mark, batch_id)
+        if done not in ("", digest):
+            problem = (
+                f"batch {batch_id:,} is done with other rows (the table has {done}, the query "
+                f"{digest}), so the query has an older or another checkpoint; give that checkpoint "
+                "another name, and its messages have their effects again"
+            )
+            raise InboxError(self._table.location, problem)
+        return _BATCH_SAID + json.dumps({**said, _ROWS: digest})
+
 
 def _is_name(value: object) -> bool:
     is_text = isinstance(value, str) and value.isprintable()
     return is_text and 0 < len(str(value).strip()) <= MAX_NAME_CHARACTERS
+
+
+class Progress(NamedTuple):
+    """What a commit with effects says.
+
+    Attributes:
+        marks: how far its queues are.
+        note: names its messages and the version that its writer had read.
+        read_version: that version.
+    """
+
+    marks: Mapping[str, int]
+    note: str
+    read_version: int
+
+
+class QueueProgress(NamedTuple):
+    """How far the messages of a queue have taken effect.
+
+    A message that a retry has done ahead of the queue takes a slot: a mark with its offset. The
+    slot is free when the queue has passed it. So a queue has as many slots as it ever had such
+    messages at one time: sent back, and done before any later message of the queue was.
+
+    Attributes:
+        mark: the mark of the queue; its slots are `mark/0`, `mark/1` and so on.
+        next_offset: all messages before it are done or were sent back.
+        slots: the offset in each slot.
+    """
+
+    mark: str
+    next_offset: int
+    slots: tuple[int, ...]
+
+    @property
+    def ahead(self) -> set[int]:
+        """The messages ahead of the queue that are done."""
+        return {offset for offset in self.slots if offset >= self.next_offset}
+
+    def after(self, next_offset: int, done: Collection[int]) -> QueueProgress:
+        """Return the progress after the queue came to `next_offset` and these messages are done."""
+        ahead, following = self.ahead.union(done), max(next_offset, self.next_offset)
+        while following in ahead:
+            following += 1
+        slots = list(self.slots)
+        for offset in sorted(ahead - self.ahead):
+            if offset > following:
+                free = (slot for slot, passed in enumerate(slots) if passed < following)
+                slot = next(free, len(slots))
+                slots[slot : slot + 1] = [offset]
+        return QueueProgress(self.mark, following, tuple(slots))
+
+    def marks_since(self, before: QueueProgress) -> dict[str, int]:
+        """Return the marks of a commit that brings the queue here; its own is always among them."""
+        slots = enumerate(zip_longest(self.slots, before.slots))
+        moved = {f"{self.mark}/{slot}": now for slot, (now, then) in slots if now != then}
+        return {self.mark: self.next_offset, **moved}
 
 
 class InboxTable(MarkedTable):
@@ -391,38 +559,134 @@ class InboxTable(MarkedTable):
 
     missing = "{} is no Delta table; pass the table that the messages change"
 
-    def names(self, place: Place) -> bool:
-        """Tell whether a commit since the queue came to this message names it.
+    def __init__(
+        self, name: str, location: str, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        """Open nothing yet."""
+        super().__init__(name, location, storage_options)
+        # The commit at which the marks were read, and the hash of its file.
+        self._read_at: tuple[int, bytes] | None = None
 
-        Reads: commits backwards, up to the first one at which the queue was not yet there.
+    def reopen(self) -> Self:
+        """Pin the newest version by a new handle; marks stay known where the log is the same one.
+
+        Reading a mark anew reads all commits since the last checkpoint. Raises: StorageError.
         """
-        mark = self.mark(place.mark) or 0
-        if mark <= place.offset + 1:
-            return mark == place.offset + 1
-        for version in range(self.version, -1, -1):
-            commit = self._commit(version)
-            if commit is None or commit.marks.get(place.mark, mark) <= place.offset:
+        read_at, marks, marks_of = self._read_at, self._marks, self._marks_of
+        super().reopen()
+        if read_at and read_at[0] == marks_of and self._hashed(marks_of) == read_at:
+            self._marks, self._marks_of = marks, marks_of
+        self._read_at = self._hashed(self.version)
+        return self
+
+    def _hashed(self, version: int) -> tuple[int, bytes] | None:
+        content = self.folder.commit_bytes(version)
+        return None if content is None else (version, hashlib.sha256(content).digest())
+
+    def queue(self, mark: str) -> QueueProgress:
+        """Return how far a queue has taken effect."""
+        slots: list[int] = []
+        while (offset := self.mark(f"{mark}/{len(slots)}")) is not None:
+            slots.append(offset)
+        return QueueProgress(mark, max(self.mark(mark) or 0, 0), tuple(slots))
+
+    def undone_marks(self, prefixes: tuple[str, ...]) -> dict[str, Restore]:
+        """Return the marks that a RESTORE left behind although it undid their commits.
+
+        Where it led to a version that an earlier RESTORE had made, the earlier one counts: in that
+        version the marks are still those from before it.
+
+        Reads: commits backwards, up to what the writer of the newest one with such marks had read:
+        it looked itself before it committed. Where that one does not say what it had read, up to
+        one that does. For a new group a few and the newest checkpoint.
+        """
+        undone: dict[str, Restore] = {}
+        seen = -1
+        for past in self.commits_back():
+            if past.commit is None or (past.undone_by is None and past.version <= seen):
+                break
+            if past.version == self.version - FEW_COMMITS and not self._has_marks(prefixes):
+                break
+            marks = [name for name in past.commit.marks if name.startswith(prefixes)]
+            if past.undone_by:
+                undone |= dict.fromkeys(marks, past.undone_by)
+            elif marks:
+                seen = max(seen, _read_version(past.commit))
+        return undone
+
+    def rows_of_batch(self, mark: str, batch_id: int) -> str:
+        """Return the digest of the rows of a batch; empty where nothing is known of them."""
+        for past in self.commits_back() if self.mark(mark) == batch_id else ():
+            if past.undone_by:
+                continue
+            if past.commit is None or past.commit.marks.get(mark, batch_id) != batch_id:
+                break
+            if mark in past.commit.marks:
+                return str(_said_in(past.commit).get(_ROWS, ""))
+        return ""
+
+    def _has_marks(self, prefixes: tuple[str, ...]) -> bool:
+        marks = self._marks_of_log(lambda name: name.startswith(prefixes))
+        return marks is None or bool(marks)
+
+    def has_commit(self, progress: Progress) -> bool:
+        """Tell whether a commit says this; one of another member names other messages.
+
+        Reads: the commits since the version that its writer had read, backwards.
+        """
+        for past in self.commits_back():
+            if past.commit is None or past.version <= progress.read_version:
                 return False
-            if names(commit.note, place):
+            if past.commit.note == progress.note and not past.undone_by:
                 return True
         return False
 
-    def _commit(self, version: int) -> CommitActions | None:
-        """Read what a commit says; nothing if another program wrote it in another shape."""
-        content = self.folder.commit_bytes(version)
-        try:
-            return None if content is None else commit_actions(content)
-        except DAMAGES:
-            return EMPTY_COMMIT
+    def has(self, place: Place) -> bool:
+        """Tell whether a message took effect, by itself or by its retry.
+
+        Reads: for a message that its queue has passed, commits backwards: the one that names it,
+        or the first one at which the queue had not passed it.
+        """
+        queue = self.queue(place.mark)
+        if queue.next_offset <= place.offset + 1:
+            return queue.next_offset == place.offset + 1 or place.offset in queue.ahead
+        for past in self.commits_back():
+            if past.commit is None:
+                return False
+            if past.undone_by:
+                continue
+            if past.commit.marks.get(place.mark, queue.next_offset) <= place.offset:
+                return False
+            if names(past.commit.note, place):
+                return True
+        return False
 
 
-def names_of(places: Iterable[Place]) -> str:
-    """Name messages in a commit, as a text of JSON: `{"mark": [[first, last], …]}`."""
+def names_of(places: Iterable[Place], read_version: int) -> str:
+    """Name messages in a commit, and the version that its writer had read, as a text of JSON.
+
+    It is `{"read": 12, "mark": [[first, last], …]}`.
+    """
     by_mark = groupby(sorted(set(places)), lambda place: place.mark)
-    return json.dumps(
-        {mark: _ranges(place.offset for place in group) for mark, group in by_mark},
-        separators=(",", ":"),
-    )
+    named = {mark: _ranges(place.offset for place in group) for mark, group in by_mark}
+    return json.dumps({_READ: read_version, **named}, separators=(",", ":"))
+
+
+def _read_version(commit: CommitActions) -> int:
+    """Return the version that the writer of a commit had read; -1 where it does not say so."""
+    version = _said_in(commit).get(_READ)
+    return version if type(version) is int else _NONE
+
+
+def _said_in(commit: CommitActions) -> Mapping[str, Any]:
+    """Return what a commit says of its messages or its batch; nothing for what others wrote."""
+    said = commit.user_metadata
+    text = commit.note or (said.removeprefix(_BATCH_SAID) if said.startswith(_BATCH_SAID) else "")
+    try:
+        value = json.loads(text)
+    except DAMAGES:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def names(text: str, place: Place) -> bool:

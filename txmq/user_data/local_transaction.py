@@ -23,10 +23,12 @@ from txmq.errors import (
 from txmq.ground.sessions import spark_room
 from txmq.user_data import database_marker
 from txmq.user_data.database_marker import MarkerTable
-from txmq.user_data.delta_marker import (
+from txmq.user_data.delta_marker import MarkedTable, markers_of
+from txmq.user_data.markers import (
     DONE,
+    USER_METADATA_SETTING,
+    DeltaMarkers,
     MarkedStatement,
-    MarkedTable,
     SqlStatement,
     marker_options,
     marker_settings,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
 
 _BY_OPTIONS = "Mark a write of a DataFrame by delta_options(), or run the statement on a cluster"
+_TABLE_NAME = "the local transaction's table"
 _NO_TABLE = (
     "say which table carries the marker: pass its location, or give the producer a DeltaListener"
 )
@@ -67,34 +70,40 @@ class LocalTransaction:
         self._lookup = _lookup_of(listener)
         self._table = getattr(listener, "table", None)
         self._options: Mapping[str, str] = getattr(listener, "storage_options", None) or {}
-        self._marked: dict[str, MarkedTable] = {}
+        self._spark: SparkSession | None = getattr(listener, "spark", None)
+        self._marked: dict[str, DeltaMarkers] = {}
         self._databases: list[MarkerTable] = []
 
     def is_done(self, table: str | None) -> bool:
-        """Tell whether a write with the marker is in the table. Raises: StorageError."""
-        return self._mark(table).refresh().mark(self._id) == DONE
+        """Tell whether a write with the marker is in the table.
 
-    def delta_options(self, table: str | None) -> dict[str, str]:
+        Raises: LocalTransactionError where RESTORE took the table back behind it; StorageError.
+        """
+        return self._mark(table).refresh().is_done(self._id) is True
+
+    def delta_options(self, table: str | None, user_metadata: str | None = None) -> dict[str, str]:
         """Return the options that put the marker on one Spark write.
 
         Raises: LocalTransactionError if no table is named; UnsupportedTableError,
             UnsupportedPlaceError, StorageError.
         """
-        check_log_store(active_session(), self._markable(table).location)
-        return marker_options(self._id)
+        self._check_markable(self._mark(table), active_session())
+        return marker_options(self._id, user_metadata)
 
     @contextmanager
     def delta_sql(self, spark: SparkSession, table: str | None) -> Iterator[SqlStatement]:
         """Put the marker on one statement; look for it when the block ends without an error."""
-        marked = self._markable(table)
-        check_log_store(spark, marked.location)
+        marked = self._mark(table, spark)
+        self._check_markable(marked, spark)
         problem = (
             "delta_sql runs one statement, because Spark skips a second write with the same "
             "marker; put the marker on the statement that decides"
         )
         second = LocalTransactionError(self._id, marked.location, problem)
         statement = MarkedStatement(spark, second)
-        with spark_room().session_settings(spark, marker_settings(self._id), way_out=_BY_OPTIONS):
+        users_text = spark_room().setting_of(spark, USER_METADATA_SETTING)
+        settings = marker_settings(self._id, users_text)
+        with spark_room().session_settings(spark, settings, way_out=_BY_OPTIONS):
             yield statement
         self._confirm(marked)
 
@@ -103,13 +112,14 @@ class LocalTransaction:
         """Give a DeltaTable without this marker or fence, and CommitProperties with the marker.
 
         Looks for the marker when the block ends without an error.
-        Raises: LocalTransactionDoneError, LocalTransactionFencedError, UnsupportedTableError.
+        Raises: LocalTransactionDoneError, LocalTransactionFencedError, UnsupportedTableError;
+            LocalTransactionError where a RESTORE undid an earlier try.
         """
-        marked = self._mark(table).reopen()
+        marked = self._by_files(table).reopen()
         self._check(marked, marked.check_writable)
-        mark = marked.mark(self._id)
-        if mark is not None:
-            raise self._problem(marked.location, is_done=mark == DONE)
+        is_done = marked.is_done(self._id)
+        if is_done is not None:
+            raise self._problem(marked.location, is_done=is_done)
         yield marked.handle, commit_properties({self._id: DONE})
         self._confirm(marked)
 
@@ -139,8 +149,8 @@ class LocalTransaction:
         a local transaction that was left out is no local transaction.
 
         Raises:
-            LocalTransactionError: a marker is missing or fenced, the caller has not committed a
-                database transaction, or nobody can see whether it did.
+            LocalTransactionError: a marker is missing or fenced, a RESTORE undid its write, the
+                caller has not committed a database transaction, or nobody can see whether it did.
             StorageError: a table cannot be read.
         """
         for markers in self._databases:
@@ -195,18 +205,17 @@ class LocalTransaction:
         if not is_done:
             raise LocalTransactionFencedError(self._id, where)
 
-    def _confirm(self, marked: MarkedTable) -> None:
-        mark = marked.refresh().mark(self._id)
-        self._check_done(marked.location, is_done=None if mark is None else mark == DONE)
+    def _confirm(self, marked: DeltaMarkers) -> None:
+        self._check_done(marked.location, is_done=marked.refresh().is_done(self._id))
 
-    def _markable(self, table: str | None) -> MarkedTable:
-        """Return a table that can be fenced; one that is not there is made by the marked write."""
-        marked = self._mark(table)
+    def _check_markable(self, marked: DeltaMarkers, spark: SparkSession | None) -> None:
+        """Refuse a table that cannot be fenced; one that is not there the marked write makes."""
         with suppress(StoreNotFoundError):
             self._check(marked, marked.check_markable)
-        return marked
+        if isinstance(marked, MarkedTable):
+            check_log_store(spark, marked.location)
 
-    def _check(self, marked: MarkedTable, check: Callable[[], None]) -> None:
+    def _check(self, marked: DeltaMarkers, check: Callable[[], None]) -> None:
         """Raise UnsupportedTableError if `check` does; then nothing is marked."""
         try:
             check()
@@ -214,13 +223,29 @@ class LocalTransaction:
             self._marked.pop(marked.location, None)
             raise
 
-    def _mark(self, table: str | None) -> MarkedTable:
+    def _mark(self, table: str | None, spark: SparkSession | None = None) -> DeltaMarkers:
+        location = self._location(table)
+        if location not in self._marked:
+            options = self._options if location == self._table else None
+            session = spark or self._spark or active_session()
+            self._marked[location] = markers_of(_TABLE_NAME, location, options, session)
+        return self._marked[location]
+
+    def _by_files(self, table: str | None) -> MarkedTable:
+        """Return the table for a write by delta-rs, which knows no other kind of it."""
+        location = self._location(table)
+        marked = self._marked.get(location)
+        if not isinstance(marked, MarkedTable):
+            options = self._options if location == self._table else None
+            marked = MarkedTable(_TABLE_NAME, location, options)
+            self._marked[location] = marked
+        return marked
+
+    def _location(self, table: str | None) -> str:
         location = table or self._table
         if location is None:
             raise LocalTransactionError(self._id, "delta", _NO_TABLE)
-        options = self._options if location == self._table else None
-        marked = MarkedTable("the local transaction's table", location, options)
-        return self._marked.setdefault(location, marked)
+        return location
 
     def _problem(self, where: str, *, is_done: bool) -> LocalTransactionError:
         kind = LocalTransactionDoneError if is_done else LocalTransactionFencedError

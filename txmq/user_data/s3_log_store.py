@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,11 +58,20 @@ def check_log_store(spark: SparkSession | None, location: str) -> None:
         raise UnsupportedPlaceError(f"table {shown(location)}", problem)
 
 
+def is_committed_by_service(location: str) -> bool:
+    """Tell whether Databricks puts the commits of a table by a service that txmq does not know."""
+    scheme = location.partition("://")[0].lower()
+    return scheme in SCHEMES and _ON_DATABRICKS in os.environ
+
+
 def active_session() -> SparkSession | None:
-    """Return the session of this thread; None if Spark was not even loaded."""
+    """Return the session of this thread, or else of this process; None if Spark has none."""
     # Another thread may be loading it at this moment.
     session = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)
-    return None if session is None else session.getActiveSession()
+    # It says by an error that there is none.
+    with suppress(RuntimeError):
+        return None if session is None else session.active()
+    return None
 
 
 def log_store_problem(
@@ -71,7 +81,7 @@ def log_store_problem(
     if _ON_DATABRICKS in environment:
         return (
             "is on S3, where Databricks commits by a service that knows nothing of fences by "
-            "delta-rs; use a listener with a query or a database (QueryListener, JdbcListener)"
+            "delta-rs; let Spark put them (DeltaListener(..., spark=spark))"
         )
     if LOG_STORE_CLASS in log_stores:
         return None

@@ -37,6 +37,31 @@ def microseconds(column: pa.ChunkedArray) -> Any:
     return pc.fill_null(column.cast(pa.int64()), UNSAID).to_numpy()
 
 
+def are_texts(column: pa.ChunkedArray) -> pa.Array:
+    """Flag the texts that are UTF-8, and nulls; another program may write any bytes."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([_is_text(value) for value in column.cast(pa.binary()).to_pylist()])
+    return pa.repeat(pa.scalar(value=True), len(column))
+
+
+def as_texts(column: pa.ChunkedArray | pa.Array) -> list[str]:
+    """Return values to be shown; what is not UTF-8 in a text is U+FFFD."""
+    is_text = pa.types.is_string(column.type)
+    values = (column.cast(pa.binary()) if is_text else column).to_pylist()
+    return [
+        each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in values
+    ]
+
+
+def _is_text(value: bytes | None) -> bool:
+    try:
+        return (value or b"").decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
 def taken(rows: pa.Table, places: Integers) -> pa.Table:
     """Take the rows in these places; no copy if they are all rows in their order."""
     is_all = len(places) == rows.num_rows and (np.diff(places, prepend=-1) == 1).all()

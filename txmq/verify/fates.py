@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.arrays import ABSENT, Flags, Integers, changes, microseconds
+from txmq.verify.arrays import ABSENT, Flags, Integers, are_texts, changes, microseconds
 from txmq.verify.fold import (
     COMMITTED,
     DELIVERIES,
@@ -32,6 +32,11 @@ SETTLED_STATES = (*STATES, *DELIVERIES.values())
 STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
 _PLAIN_ENDS = {"COMMIT": STATE_NUMBERS[COMMITTED], "ROLLBACK": STATE_NUMBERS[ROLLED_BACK]}
 _REST_COLUMNS = ("check_times", "next_check_timestamp", "reason")
+# A claim by hand may hold a time before the year 1 or after 9999, which no program could show.
+_TIMES = ("op_timestamp", "next_check_timestamp")
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+_TEXTS = ("transaction_id", "producer_group", "reason")
+_ORDINAL_LIMIT = 1 << 31
 Places = Mapping[int, Container[tuple[int, int]]]
 Starts = Mapping[int, tuple[str, int]]
 
@@ -112,6 +117,14 @@ def readable(claims: pa.Table) -> pa.Table:
     )
     for name in ("transaction_id", "ordinal", "producer_group"):
         is_ours = pc.and_(is_ours, pc.is_valid(claims[name]))
+    for name in _TEXTS:
+        is_ours = pc.and_(is_ours, are_texts(claims[name]))
+    is_ours = pc.and_(is_ours, pc.greater_equal(claims["ordinal"], 0))
+    is_ours = pc.and_(is_ours, pc.less(claims["ordinal"], _ORDINAL_LIMIT))
+    for name in _TIMES:
+        moments = pc.fill_null(claims[name].cast(pa.int64()), 0)
+        is_time = pc.and_(pc.greater_equal(moments, _FIRST_US), pc.less_equal(moments, _LAST_US))
+        is_ours = pc.and_(is_ours, is_time)
     return claims.filter(is_ours)
 
 
@@ -201,7 +214,8 @@ def _split(claims: pa.Table, special: list[int]) -> tuple[pa.Table, pa.Table]:
     numbers = claims["transaction"].to_numpy()
     counts = np.bincount(numbers, minlength=1)
     is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS))).to_numpy()
-    is_plain = is_end & (counts[numbers] == 1) & ~np.isin(numbers, special)
+    is_first_life = (pc.fill_null(claims["life"], 0).to_numpy()) == 0
+    is_plain = is_end & is_first_life & (counts[numbers] == 1) & ~np.isin(numbers, special)
     return claims.filter(pa.array(is_plain)), claims.filter(pa.array(~is_plain))
 
 

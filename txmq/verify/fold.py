@@ -92,7 +92,10 @@ def facts_of(
     for claim in sorted(claims, key=_order):
         reached = _STEPS.get((claim.kind, state))
         ahead = _LIVES_AHEAD.get(claim.kind)
-        wrong_life = ahead is not None and claim.life != life + ahead
+        # COMMIT and ROLLBACK need not name a life; what they name they must be right about.
+        wrong_life = claim.life != life + (ahead or 0) and (
+            ahead is not None or claim.life is not None
+        )
         if reached is None or wrong_life or claim.producer_group != producer_group:
             continue
         if reached == COMMITTED and (not complete or claim.place in incomplete_at):

@@ -26,6 +26,7 @@ class AddedFile:
     """
 
     path: str
+    size_bytes: int
     is_change: bool
     largest_id: str | None
     day: str | None
@@ -78,7 +79,12 @@ class History:
         return max([first, *gone])
 
     def _lacks_rows(self, commit: Commit) -> bool:
-        return any(file.is_change and file.path not in self.sizes for file in commit.added)
+        changes = (file for file in commit.added if file.is_change)
+        return not all(self.is_whole(file.path, file.size_bytes) for file in changes)
+
+    def is_whole(self, path: str, size_bytes: int) -> bool:
+        """Tell whether a file is there and has the size that its commit says."""
+        return self.sizes.get(path) == size_bytes
 
     def added(self) -> dict[str, AddedFile]:
         """Return each file whose commit is still there, by its path."""
@@ -130,6 +136,19 @@ def _take(commit: Commit, action: Mapping[str, Any]) -> None:
 
 
 def _added(add: Mapping[str, Any]) -> AddedFile:
-    largest = json.loads(add.get("stats") or "{}").get("maxValues") or {}
+    largest = _largest(add.get("stats"))
     day = (add.get("partitionValues") or {}).get("store_date")
-    return AddedFile(unquote(add["path"]), add["dataChange"], largest.get("transaction_id"), day)
+    return AddedFile(
+        unquote(add["path"]), int(add["size"]), add["dataChange"],
+        largest.get("transaction_id"), day,
+    )  # fmt: skip
+
+
+def _largest(text: str | None) -> Mapping[str, Any]:
+    """Return the largest values in the statistics of a file; empty where they say none."""
+    try:
+        stats = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    largest = stats.get("maxValues") if isinstance(stats, dict) else None
+    return largest if isinstance(largest, dict) else {}

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
 
+from txmq.delta.credentials import storage_options_of
 from txmq.errors import EnvironmentProblemError, StorageError
 from txmq.verify.declared_markers import DatabaseMarkers, DeltaMarkers
 from txmq.verify.store import plain_location
+from txmq.verify.tables import is_table, opened_folder, opened_table
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -74,14 +74,11 @@ class DeltaMarkerLog:
         """Open it; 0 commits. Raises: StorageError, which never shows a location's secrets."""
         self._name = str(place)
         self._location = plain_location(place.location)
-        self._options = dict(place.storage_options or {}) or None
+        self._options = storage_options_of(self._location, place.storage_options)
         with _by_kind(self._name):
-            if not DeltaTable.is_deltatable(self._location, self._options):
+            if not is_table(self._location, self._options):
                 raise StorageError(self._name, "is not there; check its location")
-            self._handle = _again(self._opened)
-
-    def _opened(self) -> DeltaTable:
-        return DeltaTable(self._location, storage_options=self._options)
+            self._handle = _again(lambda: opened_table(self._location, self._options))
 
     @property
     def retention_s(self) -> float | None:
@@ -99,7 +96,7 @@ class DeltaMarkerLog:
 
     def _of_log(self, wanted: pa.Array) -> dict[str, int] | None:
         """Read the newest checkpoint and the commits after it; None if the log has gaps."""
-        filesystem = self._filesystem()
+        filesystem = opened_folder(self._location, self._options)
         names = [info.base_name for info in filesystem.get_file_info(pa_fs.FileSelector(_LOG))]
         version = int(self._handle.version())
         base, checkpoint = _newest_checkpoint(names, version)
@@ -118,11 +115,6 @@ class DeltaMarkerLog:
     def _one_by_one(self, transaction_ids: Sequence[str]) -> dict[str, int]:
         marks = {mark_id: self._handle.transaction_version(mark_id) for mark_id in transaction_ids}
         return {mark_id: int(mark) for mark_id, mark in marks.items() if mark is not None}
-
-    def _filesystem(self) -> pa_fs.FileSystem:
-        if "://" not in self._location:
-            return pa_fs.SubTreeFileSystem(self._location, pa_fs.LocalFileSystem())
-        return pa_fs.PyFileSystem(DeltaStorageHandler(self._location, self._options))
 
 
 def _newest_checkpoint(names: Sequence[str], version: int) -> tuple[int, list[str]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.arrays import ABSENT, Flags, Integers, integers, positions
+from txmq.verify.arrays import ABSENT, Flags, Integers, as_texts, integers, positions
 from txmq.verify.deliveries import Deliveries, deliveries_of
 from txmq.verify.fates import Fates, fates_of
 from txmq.verify.fold import COMMITTED
@@ -152,7 +152,7 @@ def _counts(transaction_ids: pa.ChunkedArray, halves: Halves) -> Integers:
 
 def ids_in(column: pa.ChunkedArray | pa.Array) -> RowIds:
     """Take the values of a column as ids."""
-    return lambda places: [str(value) for value in column.take(pa.array(places)).to_pylist()]
+    return lambda places: as_texts(column.take(pa.array(places)))
 
 
 def addresses_in(topic: str, rows: pa.Table) -> RowIds:
@@ -169,4 +169,4 @@ def addresses_of(topic: str, rows: pa.Table) -> list[str]:
     named = pc.binary_join_element_wise(
         address, rows["message_id"], " ", null_handling="replace", null_replacement="?"
     )
-    return [str(row_id) for row_id in named.to_pylist()]
+    return as_texts(named)

@@ -230,10 +230,9 @@ def _keys(
 
 def _key_numbers(keys: pa.ChunkedArray) -> Integers:
     """Give the same key the same number in every range: 64 bits of SHA-256."""
-    encoded = keys.combine_chunks().dictionary_encode()
-    digests = b"".join(
-        hashlib.sha256(key.encode()).digest()[:8] for key in encoded.dictionary.to_pylist()
-    )
+    # By their bytes: a row by hand may hold a key that is no text.
+    encoded = keys.combine_chunks().cast(pa.binary()).dictionary_encode()
+    digests = b"".join(hashlib.sha256(key).digest()[:8] for key in encoded.dictionary.to_pylist())
     numbers: Integers = np.frombuffer(digests, dtype=np.int64)[encoded.indices.to_numpy()]
     return numbers
 
@@ -279,7 +278,10 @@ class QueueChecks:
         return self._pinned.may_lack(self._name, op_versions) | self._has_holes
 
     def _check_queue(self, begin: int, end: int) -> None:
-        queue, (first, last) = int(self._rows.queue[begin]), self._rows.offset[[begin, end]]
+        queue, (first, last) = (
+            int(self._rows.queue[begin]),
+            self._rows.offset[[begin, end]].tolist(),
+        )
         row_id = f"{self._name}/{queue}"
         if first != 0 and not (self._has_holes or self._name in self._pinned.topic_begin):
             self._findings.add("I23", 1, [row_id], f"begins at offset {first}, not at 0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 SHOWN_ROWS = 100
@@ -358,6 +359,11 @@ class Findings:
         # Sorted, so that the ranges in which a store is read do not show.
         together = sorted([*self._shown[invariant], *shown], key=_order)
         self._shown[invariant] = together[:SHOWN_ROWS]
+
+    def has(self, beginnings: tuple[str, ...]) -> bool:
+        """Tell whether a violation is shown whose text begins so."""
+        shown = chain.from_iterable(self._shown.values())
+        return any(violation.detail.startswith(beginnings) for violation in shown)
 
     def results(self) -> tuple[InvariantResult, ...]:
         """Return one result for each invariant."""

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import ConfigError, StoreNotFoundError, shown
+from txmq.delta.credentials import storage_options_of
+from txmq.errors import ConfigError, StorageError, StoreNotFoundError, shown
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify import tables
 from txmq.verify.arrays import UNSAID, Flags, Integers
@@ -82,6 +83,8 @@ class PinnedStore:
         claim_keys: Mapping[str, Sequence[str]] | None = None,
     ) -> PinnedStore:
         """Pin every table. Raises: StoreNotFoundError, StorageError."""
+        # One loan for all its tables.
+        options = storage_options_of(location, options)
         registers = _Registers(location, options)
         publisher, config = registers.value("publisher"), registers.value("config")
         delay, group_offsets = registers.value("delay"), registers.group_offsets()
@@ -269,15 +272,24 @@ class _Registers:
         return {f"state/{name}": _offsets(self.value(name)) for name in groups}
 
     def value(self, name: str) -> dict[str, Any]:
-        """Read what a service keeps; {} if it never kept anything."""
+        """Read what a service keeps; {} if it never kept anything.
+
+        Raises: StorageError if another program put something else there.
+        """
         try:
             table = PinnedTable(f"{self._location}/state/{name}", self._options)
         except StoreNotFoundError:
             return {}
         self.versions[f"state/{name}"] = table.version
-        rows = table.rows(["revision", "value"]).to_pylist()
-        newest = max(rows, key=lambda row: row["revision"], default={"value": "{}"})
-        value: dict[str, Any] = json.loads(newest["value"])
+        try:
+            rows = table.rows(["revision", "value"]).to_pylist()
+            newest = max(rows, key=lambda row: row["revision"] or 0, default={"value": "{}"})
+            value = json.loads(newest["value"])
+        except (TypeError, ValueError):
+            value = None
+        if not isinstance(value, dict):
+            problem = "its newest row is no JSON object, another program wrote it"
+            raise StorageError(f"state/{name}", f"{problem}; take that row back, then verify again")
         return value
 
 
@@ -319,9 +331,15 @@ class SignedLog(PinnedTable):
         keys = self._keys.get(claim["producer_group"])
         if keys is None:
             return True
-        text = json.dumps([claim[name] for name in SIGNED]).encode()
-        valid = (hmac.new(key.encode(), text, hashlib.sha256).digest() for key in keys)
+        text = json.dumps([self.table_id, *(claim[name] for name in SIGNED)]).encode()
+        valid = (_signature(key.encode(), text) for key in keys)
         return any(hmac.compare_digest(each, claim[SIGNATURE] or b"") for each in valid)
+
+
+def _signature(key: bytes, text: bytes) -> bytes:
+    """Return the first eight bytes that name the key, and the digest."""
+    name = hashlib.sha256(b"txmq claim key\n" + key).digest()[:8]
+    return name + hmac.new(key, text, hashlib.sha256).digest()
 
 
 def checked_keys(keys: object) -> Mapping[str, Sequence[str]]:

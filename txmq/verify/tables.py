@@ -19,8 +19,8 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
 
+from txmq.delta.credentials import Renewable, options_now, storage_handler, with_options
 from txmq.errors import StorageError, StoreNotFoundError
 from txmq.verify.arrays import CONTENT, DIGEST, content_digests
 from txmq.verify.history import Commit, History, read_history
@@ -70,10 +70,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class IdRange:
-    """Transactions with an id from `first` on and before `end`; a row without id counts as ""."""
+    """Transactions with an id from `first` on and before `end`; a row without id counts as b"".
 
-    first: str = ""
-    end: str | None = None
+    In bytes: a row of another program may have an id that is no UTF-8.
+    """
+
+    first: bytes = b""
+    end: bytes | None = None
 
     @property
     def is_everything(self) -> bool:
@@ -82,6 +85,7 @@ class IdRange:
 
     def holds(self, ids: pa.Array) -> pa.Array:
         """Flag the ids that are inside."""
+        ids = ids.cast(pa.binary())
         inside = pc.greater_equal(ids, self.first)
         if self.end is not None:
             inside = pc.and_(inside, pc.less(ids, self.end))
@@ -94,7 +98,7 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True)
 class IdExtent:
-    """The transaction ids of one row group of a data file; "" stands for a row without id.
+    """The transaction ids of one row group of a data file; b"" stands for a row without id.
 
     Attributes:
         row_group: its place in the file.
@@ -103,22 +107,22 @@ class IdExtent:
     """
 
     row_group: int
-    smallest: str
-    largest: str
-    sample: Sequence[str]
+    smallest: bytes
+    largest: bytes
+    sample: Sequence[bytes]
     sample_rows: float
 
 
 def id_ranges(extents: Iterable[IdExtent]) -> list[IdRange]:
     """Make ranges of about RANGE_ROWS rows that together hold every id, the smallest first."""
     starts = list(_starts(extents))
-    return [IdRange(first, end) for first, end in zip(["", *starts], [*starts, None], strict=True)]
+    return [IdRange(first, end) for first, end in zip([b"", *starts], [*starts, None], strict=True)]
 
 
-def _starts(extents: Iterable[IdExtent]) -> Iterator[str]:
+def _starts(extents: Iterable[IdExtent]) -> Iterator[bytes]:
     """Yield where each range but the first begins; a transaction is never cut."""
     sample = sorted((name, extent.sample_rows) for extent in extents for name in extent.sample)
-    rows, first = 0.0, sample[0][0] if sample else ""
+    rows, first = 0.0, sample[0][0] if sample else b""
     for name, sample_rows in sample:
         if rows >= RANGE_ROWS and name != first:
             yield name
@@ -133,13 +137,17 @@ def id_extents(parquet: Any) -> Iterator[IdExtent]:
     for row_group in range(parquet.num_row_groups):
         column = parquet.read_row_group(row_group, columns=["transaction_id"])["transaction_id"]
         if len(column):
-            ids = pc.fill_null(column.cast(pa.string()), "")
+            ids = pc.fill_null(column.cast(pa.string()).cast(pa.binary()), b"")
             sample = ids.take(pa.array(range(0, len(ids), SAMPLE_ROWS))).to_pylist()
             ends = pc.min_max(ids).as_py()
             yield IdExtent(row_group, ends["min"], ends["max"], sample, len(ids) / len(sample))
 
 
 # --- tables ------------------------------------------------------------------------------------
+
+
+class GoneFileError(StorageError):
+    """A file of the pinned version is gone: a clean-up has passed it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,22 +170,25 @@ class PinnedTable:
     def __init__(self, location: str, options: Mapping[str, str]) -> None:
         """Open it. Raises: StoreNotFoundError, StorageError."""
         self.name = location.rsplit("/", 1)[-1]
-        self._location, self._options = location, dict(options) or None
+        self._location, self._options = location, options
         self.ids = IdRange()
         self._extents_by_path: dict[str, list[IdExtent]] = {}
-        if not DeltaTable.is_deltatable(location, self._options):
+        if not is_table(location, options):
             raise StoreNotFoundError(self.name, "is not there; check the location of the store")
-        self._handle = _again(
-            self.name, lambda: DeltaTable(location, storage_options=self._options)
-        )
-        self._filesystem = self._opened_folder()
+        # A run of hours may outlive the credentials that a handle keeps.
+        self._renewable = Renewable(options, self._opened_with)
+        self._version: int | None = None
+        self._version = _again(self.name, lambda: int(self._handle.version()))
+        self._filesystem = opened_folder(location, options)
         # Its commits up to this version, as far as they are kept, and its files.
         self.history: History = read_history(self._filesystem, self.version)
         # From this version on every appended row can still be read with its commit.
         self.readable_from = self.history.readable_from(self.version)
         self._live_files = self._added_files()
-        # I26 reports a file that is not there; the rest can still be judged.
-        self._readable_files = [f for f in self._live_files if f.path in self.history.sizes]
+        # I26 reports a file that is not there, or not whole; the rest can still be judged.
+        self._readable_files = [
+            file for file in self._live_files if self.history.is_whole(file.path, file.size_bytes)
+        ]
         schema = pa.schema(self._handle.schema().to_arrow())
         self._types = {field.name: field.type for field in schema}
 
@@ -201,6 +212,14 @@ class PinnedTable:
         """Return the number committed under `app_id`, or NOTHING."""
         number = self._handle.transaction_version(app_id)
         return NOTHING if number is None else int(number)
+
+    @property
+    def _handle(self) -> DeltaTable:
+        return self._renewable.use(lambda handle: handle)
+
+    def _opened_with(self, options: Mapping[str, str]) -> DeltaTable:
+        now = options_now(options)
+        return DeltaTable(self._location, version=self._version, storage_options=now)
 
     # --- rows ----------------------------------------------------------------------------------
 
@@ -295,9 +314,10 @@ class PinnedTable:
         return f"has {rows:,} rows, its commit says {row_count:,}"
 
     def _added_files(self) -> Sequence[LiveFile]:
-        if pa.table(self._handle.deletion_vectors()).num_rows:
+        vectors = _again(self.name, lambda: pa.table(self._handle.deletion_vectors()))
+        if vectors.num_rows:
             raise StorageError(self.name, "has deletion vectors, which txmq never writes")
-        actions = pa.table(self._handle.get_add_actions(flatten=True))
+        actions = _again(self.name, lambda: pa.table(self._handle.get_add_actions(flatten=True)))
         keys = [name for name in actions.column_names if name.startswith(_PARTITION)]
         rows = actions.select(["path", "size_bytes", "num_records", *keys]).to_pylist()
         return [
@@ -352,28 +372,38 @@ class PinnedTable:
                 yield source
         except FileNotFoundError as error:
             problem = f"lost the file {path} while it was read; a clean-up took it, verify again"
+            raise GoneFileError(self.name, problem) from error
+        except (OSError, pa.ArrowInvalid) as error:
+            problem = f"the file {path} cannot be read ({error}); put it back from a backup"
             raise StorageError(self.name, problem) from error
-
-    def _opened_folder(self) -> pa_fs.FileSystem:
-        if "://" not in self._location:
-            return pa_fs.SubTreeFileSystem(self._location, pa_fs.LocalFileSystem())
-        return pa_fs.PyFileSystem(DeltaStorageHandler(self._location, self._options))
 
 
 def table_names(location: str, folder: str, options: Mapping[str, str]) -> list[str]:
     """List the tables in a folder of a store, sorted."""
-    if "://" in location:
-        handler = DeltaStorageHandler(location, dict(options) or None)
-        filesystem: pa_fs.FileSystem = pa_fs.PyFileSystem(handler)
-    else:
-        filesystem = pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
-    infos = filesystem.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
+    selector = pa_fs.FileSelector(folder, allow_not_found=True)
+    infos = opened_folder(location, options).get_file_info(selector)
     names = sorted(info.base_name for info in infos)
-    return [
-        name
-        for name in names
-        if DeltaTable.is_deltatable(f"{location}/{folder}/{name}", dict(options) or None)
-    ]
+    return [name for name in names if is_table(f"{location}/{folder}/{name}", options)]
+
+
+# --- what is opened at a location ----------------------------------------------------------------
+
+
+def opened_folder(location: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
+    """Return a file system whose root is a location."""
+    if "://" in location:
+        return pa_fs.PyFileSystem(storage_handler(location, options))
+    return pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
+
+
+def is_table(location: str, options: Mapping[str, str]) -> bool:
+    """Tell whether there is a Delta table."""
+    return with_options(options, lambda now: DeltaTable.is_deltatable(location, now))
+
+
+def opened_table(location: str, options: Mapping[str, str]) -> DeltaTable:
+    """Open a Delta table."""
+    return with_options(options, lambda now: DeltaTable(location, storage_options=now))
 
 
 def _again(table: str, read: Callable[[], Result]) -> Result:
@@ -385,7 +415,8 @@ def _again(table: str, read: Callable[[], Result]) -> Result:
         except (DeltaError, OSError) as error:
             failure = error
             time.sleep(_PAUSE_S * attempt)
-    problem = f"cannot be read ({type(failure).__name__}: {failure}); try again"
+    reason = str(failure).partition("\n")[0]
+    problem = f"cannot be read ({type(failure).__name__}: {reason}); try again"
     raise StorageError(table, problem) from failure
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pyarrow as pa
 
-from txmq.verify.arrays import ABSENT, UNSAID, Flags, Integers
+from txmq.verify.arrays import UNSAID, Flags, Integers
 from txmq.verify.fold import STATES
 from txmq.verify.picture import Picture
 from txmq.verify.queues import QueueLog
@@ -25,6 +25,8 @@ COUNTS = (
     "forgotten_messages",
 )  # fmt: skip
 Queue = tuple[str, int]
+# Of the type of a queue, 32 bits.
+_QUEUE_MIN, _QUEUES = -(1 << 31), 1 << 32
 
 
 class QueueSums:
@@ -109,10 +111,10 @@ class Totals:
 
 
 def _per_queue(picture: Picture, messages: Flags) -> dict[Queue, int]:
-    # A queue may be ABSENT, which is below 0.
-    queues = picture.queue_of[messages] - ABSENT
-    width = int(queues.max(initial=0)) + 1
-    pairs, counts = np.unique(picture.topic_of[messages] * width + queues, return_counts=True)
-    names = picture.topic_names.take(pa.array(pairs // width)).to_pylist()
-    keys = zip(names, (pairs % width + ABSENT).tolist(), strict=True)
+    # A queue may be any number, by another program, or ABSENT.
+    queues = picture.queue_of[messages].astype(np.int64) - _QUEUE_MIN
+    topics = picture.topic_of[messages].astype(np.int64)
+    pairs, counts = np.unique(topics * _QUEUES + queues, return_counts=True)
+    names = picture.topic_names.take(pa.array(pairs // _QUEUES)).to_pylist()
+    keys = zip(names, (pairs % _QUEUES + _QUEUE_MIN).tolist(), strict=True)
     return dict(zip(keys, counts.tolist(), strict=True))

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
-from tests.endurance.generator.ledger import Answer
-from tests.endurance.generator.world import BOOKINGS, READERS, TOPICS, World
-from txmq.errors import TxmqError
-from txmq.message.names import SCHEDULE_TOPIC
+from tests.endurance.generator.deeds import rows_of
+from tests.endurance.generator.ledger import Answer, Place
+from tests.endurance.generator.operators import broken_of, findings_of_doctor, report_of
+from tests.endurance.generator.strangers import bodies_in
+from tests.endurance.generator.world import BOOKINGS, READERS, TOPICS, World, readable_files
+from txmq.consumer.send_back import FIRST_DELAY_LEVEL
+from txmq.errors import CommitConflictError, CommitRefusedError, TxmqError
+from txmq.message.names import SCHEDULE_TOPIC, retry_topic
 from txmq.ops.admin.status import Admin
-from txmq.verify import verify
-from txmq.verify.report import InvariantResult
 
 SHOWN_BODIES = 5
 EARLY_S = 1.0
+LOST_RACES = (CommitConflictError.__name__, CommitRefusedError.__name__)
 _GROUPS = {"member": READERS, "inbox": BOOKINGS}
 
 
@@ -33,13 +34,21 @@ class Kind(enum.StrEnum):
     SWALLOWED = "acknowledged by a damaged store, never shown, and no error says so"
     REFUSED_IS_SHOWN = "refused and shown"
     DOUBLED = "shown twice"
+    ERASED_IS_BACK = "erased and there again"
+    UNTOLD = "taken by another program, and nothing says so"
+    UNPAID = "shown without its local transaction"
+    WRONG_TYPE = "a typed topic shows a body of another type"
     EFFECT_LOST = "shown and without its effect"
     EFFECT_DOUBLED = "its effect is there twice"
+    BESIDE_RETRY = "handed out again beside its retry"
     GROUP_MISSED = "shown and never handed to a group"
     EARLY = "shown before its time"
+    ASKED = "asked about while its producer lives and renews it"
     STUCK = "a service fails though all is healed"
+    MISLED = "a service is told that others were faster, and there are none"
     STRANGE = "an error that is none of txmq's"
     VERIFY = "verify finds what callers do not see"
+    WITNESSES = "verify is clean and the doctor is silent while something is lost or doubled"
 
 
 @dataclass(frozen=True)
@@ -61,43 +70,49 @@ class Find:
 
 @dataclass(frozen=True)
 class Seen:
-    """The rows of the topics: how often each body is there, and when it was written."""
+    """The rows of the topics: how often each body is there, and when it was written.
+
+    Attributes:
+        places: at how many offsets it was, in a topic whose rows may be removed.
+    """
 
     counts: dict[str, Counter[str]]
     written_s: dict[str, float]
+    places: dict[str, Counter[str]]
+
+
+# What the two witnesses must see by the tables alone.
+SEEN_BY_WITNESSES = frozenset([Kind.LOST, Kind.DOUBLED, Kind.UNTOLD])
 
 
 def findings(world: World) -> list[Find]:
     """All that is wrong at the end of a run, the worst first."""
     seen = _seen(world)
-    broken = _verified(world)
-    finds = [*_messages(world, seen), *_readers(world, seen), *_services(world)]
-    if broken and not finds:
-        finds.append((Kind.VERIFY, ", ".join(broken)))
+    strange: list[str] = []
+    broken = _asked("verify", strange, lambda: broken_of(world, report_of(world, drained=True)))
+    told = _asked("doctor", strange, lambda: findings_of_doctor(world))
+    finds = [*_messages(world, seen, told), *_readers(world, seen), *_services(world)]
+    finds += [(Kind.STRANGE, text) for text in strange]
+    finds += [(Kind.ASKED, transaction) for transaction in world.ledger.asked_too_early]
+    wrong = [*world.ledger.looks, *([] if world.is_spoiled else broken)]
+    if wrong and not finds:
+        finds.append((Kind.VERIFY, ", ".join(wrong)))
+    if not (broken or told) and SEEN_BY_WITNESSES & {kind for kind, _ in finds}:
+        finds.append((Kind.WITNESSES, finds[0][0]))
     order = list(Kind)
     finds.sort(key=lambda find: order.index(find[0]))
-    return [Find(kind, detail, broken) for kind, detail in finds]
+    return [Find(kind, detail, tuple(broken)) for kind, detail in finds]
 
 
-def _verified(world: World) -> tuple[str, ...] | None:
-    if world.ledger.is_damaged:
-        return None
+def _asked(who: str, strange: list[str], ask: Callable[[], list[str]]) -> list[str]:
+    """What a witness says; an error of txmq says something too, any other is a find."""
     try:
-        report = verify(world.location)
+        return ask()
     except TxmqError as error:
-        return (f"{type(error).__name__}: {error}",)
-    return tuple(
-        result.invariant
-        for result in report.results
-        if result.violation_count and not _is_told(world, result)
-    )
-
-
-def _is_told(world: World, result: InvariantResult) -> bool:
-    """Whether callers were told of each violation: verify sees claims, and no errors."""
-    rows = {violation.row_id for violation in result.violations}
-    is_whole = len(result.violations) == result.violation_count
-    return result.invariant == "I28" and is_whole and rows <= world.ledger.forgotten
+        return [f"{type(error).__name__}: {error}"]
+    except Exception as error:  # noqa: BLE001 - no caller should meet it
+        strange.append(f"{who}: {type(error).__name__}: {error}")
+        return []
 
 
 def _seen(world: World) -> Seen:
@@ -105,35 +120,36 @@ def _seen(world: World) -> Seen:
     written_s: dict[str, float] = {}
     for topic in TOPICS:
         counts[topic] = Counter()
-        for path in _data_files(world.location / "topics" / topic):
+        for path in readable_files(world.location / "topics" / topic):
             bodies = [
-                body.decode() for body in pq.read_table(path, columns=["body"])["body"].to_pylist()
+                (body or b"").decode(errors="replace")
+                for body in pq.read_table(path, columns=["body"])["body"].to_pylist()
             ]
             counts[topic].update(bodies)
             written_s |= dict.fromkeys(bodies, path.stat().st_mtime)
-    return Seen(counts, written_s)
+    return Seen(counts, written_s, {topic: _places(world, topic) for topic in TOPICS})
 
 
-def _data_files(table: Path) -> list[Path]:
-    """The live files that are there and can be read."""
-    if not DeltaTable.is_deltatable(str(table)):
-        return []
-    paths = [Path(uri.removeprefix("file://")) for uri in DeltaTable(str(table)).file_uris()]
-    return [path for path in paths if path.exists() and path.stat().st_size]
+def _places(world: World, topic: str) -> Counter[str]:
+    earlier = world.ledger.shown_earlier.get(topic)
+    rows = set() if earlier is None else rows_of(world, topic) | earlier
+    return Counter(body for body, _, _ in rows)
 
 
 # --- messages -------------------------------------------------------------------------------------
 
 
-def _messages(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
+def _messages(world: World, seen: Seen, told: list[str]) -> Iterator[tuple[Kind, str]]:
     ledger = world.ledger
     shown = ledger.bodies(Answer.SHOWN)
-    missing = sorted((topic, body) for topic, body in shown if not seen.counts[topic][body])
+    earlier = {(t, body) for t, rows in ledger.shown_earlier.items() for body, _, _ in rows}
+    missing = sorted(one for one in shown - earlier if not _is_seen(seen, one))
     if missing and ledger.is_damaged:
         if not _says_so(world):
             yield Kind.SWALLOWED, _listed(missing)
     elif missing:
         yield Kind.LOST, _listed(missing) + _parked(world)
+    yield from _kept_from_damage(world, seen, told)
     possible = shown | ledger.bodies(Answer.EITHER)
     wrong = sorted(
         (topic, body)
@@ -142,9 +158,11 @@ def _messages(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
     )
     if wrong:
         yield Kind.REFUSED_IS_SHOWN, _listed(wrong)
-    twice = [(t, body) for t in TOPICS for body, count in seen.counts[t].items() if count > 1]
+    sent = {promise.place for promise in ledger.promises}
+    twice = [(t, body) for t, body in sent if max(seen.counts[t][body], seen.places[t][body]) > 1]
     if twice:
-        yield Kind.DOUBLED, _listed(twice)
+        yield Kind.DOUBLED, _listed(sorted(twice))
+    yield from _strange_messages(world, seen)
     early = [
         (promise.topic, promise.body)
         for promise in ledger.promises
@@ -153,6 +171,50 @@ def _messages(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
     ]
     if early:
         yield Kind.EARLY, _listed(early)
+
+
+def _strange_messages(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
+    """What is there and must not be, whoever asked for it."""
+    back = sorted(one for one in world.ledger.erased if _is_seen(seen, one))
+    if back:
+        yield Kind.ERASED_IS_BACK, _listed(back)
+    unpaid = sorted(one for one in _unpaid(world) if _is_seen(seen, one))
+    if unpaid:
+        yield Kind.UNPAID, _listed(unpaid)
+    for topic in TOPICS:
+        if seen.counts[topic] and _is_typed(world, topic):
+            yield Kind.WRONG_TYPE, _listed([(topic, body) for body in seen.counts[topic]])
+
+
+def _is_typed(world: World, topic: str) -> bool:
+    with suppress(TxmqError):
+        settings = world.store().tables.topic_register().read().settings
+        return topic in settings and settings[topic].body is not None
+    return False
+
+
+def _unpaid(world: World) -> set[Place]:
+    """Messages whose local transaction is not there, or was undone before they had an end."""
+    ledger = world.ledger
+    paid = {*bodies_in(world, "payments"), *ledger.paid}
+    sold = (one for one in ledger.promises if one.asked_by.startswith("payer"))
+    return {one.place for one in sold if one.body not in paid or one.body in ledger.unpaid}
+
+
+def _kept_from_damage(world: World, seen: Seen, told: list[str]) -> Iterator[tuple[Kind, str]]:
+    """What a backup had is there again; what another program took is told."""
+    ledger = world.ledger
+    lost = sorted(one for one in ledger.kept_in_backup - ledger.given_up if not _is_seen(seen, one))
+    if lost and ledger.is_damaged:
+        yield Kind.LOST, "in a backup: " + _listed(lost)
+    taken = sorted(one for one in ledger.taken - ledger.given_up if not _is_seen(seen, one))
+    is_told = told or any(who.startswith("publisher") for who in ledger.errors)
+    if taken and not is_told:
+        yield Kind.UNTOLD, _listed(taken)
+
+
+def _is_seen(seen: Seen, place: Place) -> bool:
+    return bool(seen.counts[place[0]][place[1]])
 
 
 def _says_so(world: World) -> bool:
@@ -181,47 +243,70 @@ def _readers(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
     ledger = world.ledger
     if not ledger.handled or (ledger.is_damaged and _says_so(world)):
         return
-    bodies = {(topic, body) for topic in TOPICS for body in seen.counts[topic]}
+    bodies = {one.place for one in ledger.promises if _is_seen(seen, one.place)}
+    if ledger.beside_retry:
+        yield Kind.BESIDE_RETRY, _listed(ledger.beside_retry)
     for role, group in _GROUPS.items():
         is_told = any(who.startswith(role) for who in ledger.errors)
         handled = ledger.handled.get(group, Counter())
         excused = {body for where, body in ledger.failed_before if where == group}
-        excused |= _waiting(world)
+        excused |= _waiting(world, role)
         missed = sorted((t, b) for t, b in bodies if not handled[b] and b not in excused)
         if missed and not is_told and group == READERS:
             yield Kind.GROUP_MISSED, _listed(missed)
     effects: Counter[str] = Counter()
-    for path in _data_files(world.effects):
+    for path in readable_files(world.effects):
         effects.update(pq.read_table(path, columns=["body"])["body"].to_pylist())
     if any(who.startswith("inbox") for who in ledger.errors) or ledger.is_older:
         return
     excused = {body for group, body in ledger.failed_before if group == BOOKINGS}
+    excused |= ledger.undone | _waiting(world, "inbox")
     lost = sorted((t, b) for t, b in bodies if not effects[b] and b not in excused)
     if lost:
         yield Kind.EFFECT_LOST, _listed(lost)
-    doubled = [("effects", body) for body, count in effects.items() if count > 1]
+    doubled = [("effects", body) for _, body in sorted(bodies) if effects[body] > 1]
     if doubled:
         yield Kind.EFFECT_DOUBLED, _listed(doubled)
 
 
-def _waiting(world: World) -> set[str]:
-    """Messages whose time has not come: a pause counts by the made-up clock of who sent them back.
-
-    The storage's own times, by which it counts otherwise, are not made up everywhere.
-    """
+def _waiting(world: World, role: str) -> set[str]:
+    """Return what a group has failed on and whose retry is not due yet."""
+    is_own = [("topic", "=", retry_topic(_GROUPS[role]))]
     waiting: set[str] = set()
-    for path in _data_files(world.location / "topics" / SCHEDULE_TOPIC):
-        rows = pq.read_table(path, columns=["body", "deliver_timestamp"])
-        due_s = rows["deliver_timestamp"].cast(pa.int64()).to_numpy() / 1e6
-        is_later = pa.array(due_s > world.simulation.now_s)
-        waiting |= {body.decode() for body in rows.filter(is_later)["body"].to_pylist()}
+    for path in readable_files(world.location / "topics" / SCHEDULE_TOPIC):
+        rows = pq.read_table(path, columns=["body", "deliver_timestamp"], filters=is_own)
+        due_s = (rows["deliver_timestamp"].cast(pa.int64()).to_numpy() / 1e6).tolist()
+        bodies = ((body or b"").decode(errors="replace") for body in rows["body"].to_pylist())
+        waiting |= {
+            body
+            for body, at_s in zip(bodies, due_s, strict=True)
+            if world.simulation.now_s < at_s <= _latest_retry_s(world, role, body)
+        }
     return waiting
+
+
+def _latest_retry_s(world: World, role: str, body: str) -> float:
+    """Return when the last retry of a body is due by the clock of any member of its group.
+
+    In earnest a pause counts by the storage's times, which are not made up here.
+    """
+    ledger, levels = world.ledger, world.config.delay_levels_s
+    failed = ledger.failed[_GROUPS[role], body]
+    if not failed:
+        return 0.0
+    pause_s = levels[min(FIRST_DELAY_LEVEL + len(failed) - 1, len(levels)) - 1]
+    return failed[-1] + pause_s + ledger.ahead_s[role] + EARLY_S
 
 
 def _services(world: World) -> Iterator[tuple[Kind, str]]:
     ledger = world.ledger
-    if ledger.errors and not ledger.is_damaged:
-        yield Kind.STUCK, "; ".join(f"{who}: {text}" for who, text in sorted(ledger.errors.items()))
+    errors = [f"{who}: {text}" for who, text in sorted(ledger.errors.items())]
+    if errors and not ledger.is_damaged:
+        yield Kind.STUCK, "; ".join(errors)
+    # Nobody works beside another when all is healed.
+    misled = [text for text in errors if any(name in text for name in LOST_RACES)]
+    if misled:
+        yield Kind.MISLED, "; ".join(misled)
     if ledger.strange:
         yield Kind.STRANGE, ledger.strange[0]
 

@@ -106,6 +106,10 @@ _DEEDS_OF_FAULTS = {
     "clock": Fault.CLOCK, "no space": Fault.NO_SPACE, "io error": Fault.IO_ERROR,
     "empty": Fault.FILE_EMPTIED, "remove": Fault.FILE_REMOVED, "restore": Fault.OLDER_STORE,
     "restore table": Fault.OLDER_TABLE, "maintain": Fault.RETENTION, "rebuild": Fault.REBUILD,
+    "configure": Fault.CONFIGURATION, "other engine": Fault.OTHER_ENGINE,
+    "foreign row": Fault.FOREIGN_ROW, "lose answer": Fault.LOST_ANSWER,
+    "lose rows": Fault.OTHER_ENGINE,
+    "renew": Fault.SLOW_CHANGE, "verify": Fault.WITNESSES, "doctor": Fault.WITNESSES,
 }  # fmt: skip
 
 

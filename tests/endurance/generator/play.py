@@ -10,9 +10,11 @@ from tempfile import TemporaryDirectory
 
 from tests.endurance.generator.deeds import DEEDS, PAUSES_S
 from tests.endurance.generator.judge import Find, findings
+from tests.endurance.generator.operators import COMMANDS, LOOKS
 from tests.endurance.generator.plan import Plan, Step, all_steps
 from tests.endurance.generator.simulation import Simulation
-from tests.endurance.generator.world import World
+from tests.endurance.generator.strangers import STRANGE_DEEDS
+from tests.endurance.generator.world import KEYS, World
 
 # The longest pause of a parked topic, a lease of a group and every delay are shorter than these.
 HEALING = (3, 5, 5)
@@ -29,17 +31,23 @@ def played(plan: Plan, folder: Path | None = None) -> list[Find]:
     with _root(folder) as root, _silent():
         simulation = Simulation(root, plan.seed)
         world = World(simulation, plan.settings)
-        world.deeds = DEEDS
+        world.deeds = {**DEEDS, **COMMANDS, **LOOKS, **STRANGE_DEEDS}
         with simulation.in_place():
             for step in plan.steps:
                 world.play(step)
-            _heal(world, is_read=any(step.do == "consume" for step in all_steps(plan.steps)))
-        return findings(world)
+            is_read = any(step.do in ("consume", "work") for step in all_steps(plan.steps))
+            _heal(world, is_read=is_read)
+        with world.environment():
+            return findings(world)
 
 
 def _heal(world: World, *, is_read: bool) -> None:
     """No fault any more; services work until nothing is left to do."""
     world.simulation.disk.clear()
+    world.simulation.losing.clear()
+    world.keys.clear()
+    world.other_settings.clear()
+    world.all_keys = KEYS[1]
     for clock in world.clocks.values():
         clock.wrong_s = 0.0
     for turn, pause in enumerate(HEALING):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import resource
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tests.endurance.generator.draw import drawn_plan
 from tests.endurance.generator.judge import Find, Kind
 from tests.endurance.generator.plan import Plan, drawn_seed
 from tests.endurance.generator.play import played
+from tests.endurance.generator.reverts import without
 from tests.endurance.generator.shrink import shrunk
 
 KEPT = Path(__file__).parent / "kept"
@@ -25,8 +28,13 @@ OPEN = Path(__file__).parent / "open"
 # A run takes a second; one that takes so long hangs, and its threads say where.
 HANGS_S = 300.0
 SHRUNK_OF_A_KIND = 4
+# A number of a foreign row that becomes a size must not take the machine.
+MEMORY_MAX_BYTES = 3 * 1024**3
 # What a killed process leaves behind ends with the process that played it: threads, above all.
-RUNS_OF_A_PROCESS = 200
+RUNS_OF_A_PROCESS = 100
+# The room of all their stacks counts.
+STACK_BYTES = 1024**2
+Play = Callable[[Plan], list[Find]]
 
 
 @dataclass
@@ -45,24 +53,21 @@ class Series:
     def run(self) -> dict[str, Any]:
         """All runs; the numbers of the result."""
         begin_s = time.perf_counter()
-        with ProcessPoolExecutor(
-            1, get_context("spawn"), max_tasks_per_child=RUNS_OF_A_PROCESS
-        ) as pool:
-            play = partial(_played_by, pool)
+        with player() as play:
             for plan, finds in runs_of(self.seed, self.seconds, play):
                 self.runs += 1
                 self.faults.update(fault.name for fault in plan.faults)
                 if finds:
-                    self._note(plan, finds[0], time.perf_counter() - begin_s)
+                    self._note(plan, finds[0], time.perf_counter() - begin_s, play)
         return self.numbers(time.perf_counter() - begin_s)
 
-    def _note(self, plan: Plan, find: Find, after_s: float) -> None:
+    def _note(self, plan: Plan, find: Find, after_s: float, play: Play) -> None:
         self.kinds[find.kind.name] += 1
         self.say(f"seed {plan.seed} after {self.runs} runs: {find}")
         if self.kinds[find.kind.name] > SHRUNK_OF_A_KIND:
             return
-        small = shrunk(plan, find.kind, first_kind)
-        again = played(small)
+        small = shrunk(plan, find.kind, lambda smaller: first_kind(play(smaller)))
+        again = play(small)
         text = str(again[0] if again else find)
         path = kept(small, text, self.folder)
         self.say("\n".join([f"shrunk, kept as {path}: {text}", *small.story()]))
@@ -81,15 +86,16 @@ class Series:
         }
 
 
-def _played_by(pool: ProcessPoolExecutor, plan: Plan) -> list[Find]:
-    return pool.submit(watched, plan).result()
+@contextmanager
+def player(hole: str = "") -> Iterator[Play]:
+    """Play plans in another process, which is a new one now and then; the mend of a hole is out."""
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=RUNS_OF_A_PROCESS) as pool:
+        yield lambda plan: pool.submit(watched, plan, hole).result()
 
 
-def runs_of(
-    seed: int, seconds: float, play: Callable[[Plan], list[Find]] | None = None
-) -> Iterator[tuple[Plan, list[Find]]]:
+def runs_of(seed: int, seconds: float, play: Play) -> Iterator[tuple[Plan, list[Find]]]:
     """Plans and their finds, for so long."""
-    play = play or watched
     end_s, number = time.perf_counter() + seconds, 0
     while time.perf_counter() < end_s:
         plan = drawn_plan(drawn_seed(seed, number))
@@ -97,18 +103,22 @@ def runs_of(
         yield plan, play(plan)
 
 
-def watched(plan: Plan) -> list[Find]:
-    """What a run finds; one that hangs ends the process and shows where."""
+def watched(plan: Plan, hole: str = "") -> list[Find]:
+    """What a run finds, without the mend of a hole; one that hangs ends the process."""
     faulthandler.dump_traceback_later(HANGS_S, exit=True)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = MEMORY_MAX_BYTES if hard < 0 else min(hard, MEMORY_MAX_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    threading.stack_size(STACK_BYTES)
     try:
-        return played(plan)
+        with without(hole) if hole else nullcontext():
+            return played(plan)
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def first_kind(plan: Plan) -> Kind | None:
-    """The worst that a run of the plan finds."""
-    finds = watched(plan)
+def first_kind(finds: list[Find]) -> Kind | None:
+    """The worst of them."""
     return finds[0].kind if finds else None
 
 

@@ -22,9 +22,13 @@ from deltalake.exceptions import DeltaError
 from tests.endurance.generator.plan import Step, Strike
 from tests.kit.fault_vocabulary import Fault
 from txmq.delta import failures as retries
+from txmq.delta.actions import NewCommit, Seen, commit_path
+from txmq.delta.commit_writer import CommitWriter
 from txmq.ground import random_names
 from txmq.ground.fail_points import FailPoint, arm
 from txmq.ground.handles import ThreadHandle
+from txmq.maintenance import compaction
+from txmq.ops.backup import backup
 from txmq.publish import round as rivals
 from txmq.testing.faults import _around_commits, _replaced
 
@@ -32,6 +36,8 @@ from txmq.testing.faults import _around_commits, _replaced
 BEGIN_S = 1_583_042_400.0
 _REAL_TIME_S = 1_700_000_000.0
 _TICK_S = 0.0001
+_LOST = "the answer is lost"
+_PUT = CommitWriter._put
 
 
 class KilledError(BaseException):
@@ -63,12 +69,14 @@ class Simulation:
     Attributes:
         now_s: the true time, which is that of the store.
         disk: errors by the beginning of the tables' paths that meet them.
+        losing: beginnings of the paths of tables whose next commit loses its answer.
         play: does a step of another process; set by the world.
     """
 
     def __init__(self, root: Path, seed: int) -> None:
         self.root, self.now_s = root, BEGIN_S
         self.disk: dict[str, int] = {}
+        self.losing: set[str] = set()
         self.play: Callable[[Step], None] = lambda _: None
         self._seed, self._random = seed, random.Random(seed)
         self._local = threading.local()
@@ -114,8 +122,7 @@ class Simulation:
             life.is_dead = True
             raise KilledError
         if strike.fault is Fault.LOST_ANSWER:
-            problem = "the answer is lost"
-            raise DeltaError(problem)
+            raise DeltaError(_LOST)
         if strike.fault is Fault.BASE_EXCEPTION:
             raise BangError
         for step in strike.meanwhile:
@@ -137,7 +144,7 @@ class Simulation:
 
     def _around(self, location: str, commit: Callable[[], None]) -> None:
         path = Path(location.removeprefix("file://"))
-        table = path.relative_to(self.root).as_posix().removeprefix("store/")
+        table = self._table_at(path)
         self.passed(f"before {table}")
         for beginning, number in self.disk.items():
             if table.startswith(beginning):
@@ -145,13 +152,33 @@ class Simulation:
         commit()
         self.stamp(path)
         self.passed(f"after {table}")
+        for beginning in [one for one in self.losing if table.startswith(one)]:
+            self.losing.discard(beginning)
+            raise DeltaError(_LOST)
+
+    def _table_at(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix().removeprefix("store/")
+
+    def _put_by(self, writer: CommitWriter, seen: Seen, commit: NewCommit) -> bool:
+        """Put a commit of txmq; its process may stand still before and after."""
+        path = Path(writer.location.removeprefix("file://"))
+        table = self._table_at(path)
+        self.passed(f"looked {table}")
+        is_put = _PUT(writer, seen, commit)
+        # Only this one: by its time the writer knows the commit before.
+        self._stamp_file(path / commit_path(seen.version + 1))
+        self.passed(f"put {table}")
+        return is_put
 
     def stamp(self, folder: Path) -> None:
         """Give new files the made-up time; their real one is later than all of it."""
-        moment_ns = int(self.now_s * 1e9)
         for path in folder.rglob("*"):
-            if path.is_file() and path.stat().st_mtime > _REAL_TIME_S:
-                os.utime(path, ns=(moment_ns, moment_ns))
+            self._stamp_file(path)
+
+    def _stamp_file(self, path: Path) -> None:
+        moment_ns = int(self.now_s * 1e9)
+        if path.is_file() and path.stat().st_mtime > _REAL_TIME_S:
+            os.utime(path, ns=(moment_ns, moment_ns))
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -190,6 +217,9 @@ class Simulation:
     def _replacements(self) -> list[tuple[object, str, Any]]:
         start, begin = threading.Thread.start, ThreadHandle.begin
 
+        def put(writer: CommitWriter, seen: Seen, commit: NewCommit) -> bool:
+            return self._put_by(writer, seen, commit)
+
         def started(thread: threading.Thread) -> None:
             thread.played = self._life()  # type: ignore[attr-defined]
             start(thread)
@@ -206,6 +236,10 @@ class Simulation:
             (time, "clock_gettime_ns", lambda _: int(self._monotonic() * 1e9)),
             (uuid, "uuid4", self._uuid4),
             (threading.Thread, "start", started),
+            (CommitWriter, "_put", put),
+            (backup, "THREADS_OF_DISKS", 1),
+            # A day makes few files.
+            (compaction, "FILES_OF_A_CLASS", 3),
             (ThreadHandle, "begin", begun),
             (retries, "RETRY_PAUSE_S", 0.0),
             (rivals, "PAUSE_MAX_S", 0.0),

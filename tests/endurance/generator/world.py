@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from tests.endurance.generator.ledger import Ledger
+from tests.endurance.generator.ledger import Ledger, OpenTransaction
 from tests.endurance.generator.plan import Step
 from tests.endurance.generator.simulation import (
     BangError,
@@ -23,6 +26,7 @@ from tests.endurance.generator.simulation import (
 from txmq.check.recheck import RecheckJob
 from txmq.consumer.pull import PullConsumer
 from txmq.errors import TransactionForgottenError, TxmqError
+from txmq.listeners.delta import DeltaListener
 from txmq.listeners.protocol import HalfMessage
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState
@@ -33,7 +37,8 @@ from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.user_data.delta_inbox import DeltaInbox
 
-GROUP, READERS, BOOKINGS = "orders", "readers", "bookings"
+GROUP, PAYERS = "orders", "payers"
+READERS, BOOKINGS = "readers", "bookings"
 TOPICS = ("alpha", "beta")
 SETTINGS: Mapping[str, Any] = {
     "publish_threads": 1, "check_threads": 1, "half_queues": 1, "transaction_timeout_s": 6.0,
@@ -41,7 +46,18 @@ SETTINGS: Mapping[str, Any] = {
     "listener_timeout_s": 20.0, "consumer_lease_s": 600.0, "file_reserved_time_h": 24.0,
     "park_retry_interval_s": 30.0, "commit_attempts": 4, "topic_refresh_s": 0.0,
 }  # fmt: skip
-EFFECTS = pa.schema([("body", pa.string())])
+# The variable that holds the keys of claims, and what may stand in it while they are changed.
+KEYS_IN = "TXMQ_GENERATOR_KEYS"
+OLD_KEY, NEW_KEY = "old-" * 8, "new-" * 8
+KEYS = (OLD_KEY, f"{OLD_KEY} {NEW_KEY}", f"{NEW_KEY} {OLD_KEY}", NEW_KEY)
+# What one process may set otherwise than the others.
+OTHER_SETTINGS: tuple[Mapping[str, Any], ...] = (
+    {}, {"default_topic_queue_nums": 3}, {"commit_attempts": 1}, {"publish_threads": 2},
+)  # fmt: skip
+# A round may take so long from its look at renewals to its last question.
+QUESTION_S = 20.0
+# The tables of the user: what an inbox appends, and what local transactions do.
+BODIES = pa.schema([("body", pa.string())])
 _TEMPLATES: dict[str, TemporaryDirectory[str]] = {}
 Deed = Callable[["World", Life, Step], None]
 
@@ -51,21 +67,33 @@ class World:
 
     Attributes:
         copy: an older copy of the store, once a step has taken one.
+        has_backup: whether a backup is finished.
+        removed: files that were removed, with their content.
+        keys: the keys of claims that a process has in its environment; `all_keys` those of others.
+        other_settings: what a process sets otherwise.
     """
 
     def __init__(self, simulation: Simulation, settings: Mapping[str, Any]) -> None:
         self.simulation, self.ledger = simulation, Ledger()
         self.config = Config(**{**SETTINGS, **settings})
         self.location = simulation.root / "store"
-        self.effects = simulation.root / "effects"
+        self.effects, self.payments = simulation.root / "effects", simulation.root / "payments"
         self.copy: Path | None = None
+        self.has_backup = False
+        self.removed: dict[Path, bytes] = {}
         self.clocks: dict[str, PlayedClock] = {}
+        self.keys: dict[str, str] = {}
+        self.all_keys = OLD_KEY
+        self.other_settings: dict[str, Mapping[str, Any]] = {}
         self._lives: dict[str, Life] = {}
         self._parts: dict[str, Any] = {}
         self._busy: set[str] = set()
         self.deeds: Mapping[str, Deed] = {}
+        # When each process began its round of checks.
+        self.rounds_s: dict[str, float] = {}
         simulation.play = self.play
-        _fill(simulation.root, self.config)
+        with self.environment():
+            _fill(simulation.root, self.config)
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -76,11 +104,25 @@ class World:
         life = self._lives.setdefault(step.who, Life(step.who))
         self._busy.add(step.who)
         try:
-            with self.simulation.living(life), self.simulation.armed(life, step.strike):
+            with (
+                self.simulation.living(life),
+                self.simulation.armed(life, step.strike),
+                self.environment(step.who),
+            ):
                 self._done(life, step)
         finally:
             self._busy.discard(step.who)
             self.simulation.stamp(self.simulation.root)
+
+    @contextmanager
+    def environment(self, who: str = "") -> Iterator[None]:
+        """The environment of a process: its keys."""
+        before = os.environ.get(KEYS_IN, "")
+        os.environ[KEYS_IN] = self.keys.get(who, self.all_keys)
+        try:
+            yield
+        finally:
+            os.environ[KEYS_IN] = before
 
     def _done(self, life: Life, step: Step) -> None:
         try:
@@ -101,9 +143,9 @@ class World:
             self.end(step.who)
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether only one process is on its way, the one that asks."""
-        return len(self._busy) <= 1
+    def is_spoiled(self) -> bool:
+        """Whether `verify` may name what other programs or a damage did."""
+        return self.ledger.is_damaged or self.ledger.has_foreign_rows
 
     def end(self, who: str) -> None:
         """A process is no more; the next step of this name begins a new one."""
@@ -125,16 +167,18 @@ class World:
     def part(self, who: str, make: Callable[[Store, PlayedClock], Any]) -> Any:
         """What a process works with, made at its first step."""
         if who not in self._parts:
-            self._parts[who] = make(self.store(), self.clock(who))
+            self._parts[who] = make(self.store(who), self.clock(who))
         return self._parts[who]
 
-    def store(self) -> Store:
+    def store(self, who: str = "") -> Store:
         """The store, as a process opens it."""
-        return Store(str(self.location), self.config)
+        config = replace(self.config, **self.other_settings.get(who, {}))
+        return Store(str(self.location), config)
 
     def producer(self, who: str) -> Any:
+        group = PAYERS if who.startswith("payer") else GROUP
         return self.part(who, lambda store, clock: TransactionProducer(
-            store, producer_group=GROUP, clock=clock))  # fmt: skip
+            store, producer_group=group, clock=clock))  # fmt: skip
 
     def publisher(self, who: str) -> Any:
         return self.part(who, lambda store, clock: Publisher(store, clock=clock))
@@ -144,7 +188,10 @@ class World:
 
     def check(self, who: str) -> Any:
         return self.part(who, lambda store, clock: RecheckJob(
-            store, listeners={GROUP: self}, clock=clock))  # fmt: skip
+            store, listeners=self._listeners(clock), clock=clock))  # fmt: skip
+
+    def _listeners(self, clock: PlayedClock) -> Mapping[str, Any]:
+        return {GROUP: self, PAYERS: DeltaListener(str(self.payments), clock=clock)}
 
     def maintenance(self, who: str) -> Any:
         return self.part(who, lambda store, clock: Maintenance(store, clock=clock))
@@ -168,8 +215,41 @@ class World:
         self.simulation.passed("listener")
         for transaction in self.ledger.open:
             if transaction.id == message.transaction_id:
+                self._note_renewed(transaction)
                 return LocalTransactionState[transaction.listener_says]
         return LocalTransactionState.ROLLBACK
+
+    def _note_renewed(self, transaction: OpenTransaction) -> None:
+        """Note a question about what a producer still works on, as the store was told in time."""
+        renewed_s, lease_s = transaction.renewed_s, self.config.producer_lease_s
+        is_released = transaction.is_ended or transaction.maker is not self._parts.get(
+            transaction.who
+        )
+        now_s = self.simulation.now_s
+        # A round that stood still knows no later renewal.
+        is_slow = any(
+            now_s - self.rounds_s[who] > QUESTION_S for who in self._busy & {*self.rounds_s}
+        )
+        if renewed_s is None or is_released or is_slow:
+            return
+        if now_s - renewed_s < lease_s - QUESTION_S:
+            self.ledger.asked_too_early.append(transaction.id)
+
+    def producers(self, *, are_all: bool) -> list[TransactionProducer]:
+        """The producers that live; those whose processes are on their way only if asked for."""
+        return [
+            part
+            for who, part in self._parts.items()
+            if isinstance(part, TransactionProducer) and (are_all or who not in self._busy)
+        ]
+
+
+def readable_files(table: Path) -> list[Path]:
+    """The live files of a table that are there and have their content."""
+    if not DeltaTable.is_deltatable(str(table)):
+        return []
+    paths = [Path(uri.removeprefix("file://")) for uri in DeltaTable(str(table)).file_uris()]
+    return [path for path in paths if path.exists() and path.stat().st_size]
 
 
 def _fill(root: Path, config: Config) -> None:
@@ -179,5 +259,6 @@ def _fill(root: Path, config: Config) -> None:
         _TEMPLATES[key] = TemporaryDirectory(prefix="txmq-template-")
         template = _TEMPLATES[key].name
         Store.create(f"{template}/store", config)
-        DeltaTable.create(f"{template}/effects", pa.schema(EFFECTS))
+        for name in ("effects", "payments"):
+            DeltaTable.create(f"{template}/{name}", pa.schema(BODIES))
     shutil.copytree(_TEMPLATES[key].name, root, dirs_exist_ok=True)

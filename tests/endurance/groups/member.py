@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from tests.endurance.groups.world import (
     mark_of,
 )
 from txmq.consumer.pull import PullConsumer
-from txmq.ground.handles import ThreadHandle
+from txmq.ground.handles import ThreadHandle, set_by_signals
 from txmq.message.received import MESSAGE_COLUMNS, MessageRows, ReceivedMessage
 from txmq.store.store import Store
 
@@ -115,7 +114,7 @@ def _run_until(stopping: threading.Event, handle: ThreadHandle, ready: Path) -> 
 
 def main(location: str, folder: str, group: str, name: str, how: str) -> None:
     stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     handler = Handler(Path(folder), group, name)
     until = spark_until if how == "spark" else pull_until
-    until(stopping, Store.open(location), handler, (Path(folder), group, name))
+    with set_by_signals(stopping):
+        until(stopping, Store.open(location), handler, (Path(folder), group, name))

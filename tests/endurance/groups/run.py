@@ -15,7 +15,7 @@ from tests.endurance.groups.crew import Crew, Deed
 from tests.endurance.groups.effects import create
 from tests.endurance.groups.outcome import Faults, Outcome
 from tests.endurance.groups.world import GROUPS, MAX_RECONSUME_TIMES, POISON, Group
-from tests.endurance.harness import started
+from tests.endurance.harness import started, stop
 from txmq.consumer.lag import lag_of_group
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.store.config import Config
@@ -83,14 +83,10 @@ def made_store(folder: Path) -> Store:
 
 def _broker(stack: ExitStack, folder: Path, store: Store) -> None:
     ready = folder / "broker.ready"
-    with (folder / "broker.log").open("wb") as log:
+    path = folder / "broker.log"
+    with path.open("wb") as log:
         broker = started(["tests.endurance.mix.broker", store.location, str(ready), "without"], log)
-
-    def stop() -> None:
-        broker.terminate()
-        broker.wait(120)
-
-    stack.callback(stop)
+    stack.callback(stop, broker, path)
     while not ready.exists():
         assert broker.poll() is None
         time.sleep(POLL_S)

@@ -46,8 +46,10 @@ class Interruptions:
         """
         end_s = _NEVER if call.end_s is None else call.end_s
         for event in self._of(call.member):
-            if call.begin_s <= event.begin_s < end_s:
-                end_s = event.end_s if event.deed is Deed.KILL else event.begin_s
+            # Between the look at the clock and its death a member may still begin a call.
+            moment_s = event.end_s if event.deed is Deed.KILL else event.begin_s
+            if call.begin_s <= moment_s < end_s:
+                end_s = moment_s
         return end_s
 
     def explain(self, call: Call, until_s: float) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.endurance.harness import started
+from tests.endurance.harness import started, stop
 from tests.endurance.mix.sender import GROUP, SHOWN, TOPICS, Listener
 from tests.kit.truth import run_until_all_is_done
 from txmq.message.names import SCHEDULE_TOPIC
@@ -99,17 +98,15 @@ class Brokers:
         )
 
     def stop(self) -> None:
-        for process, _ in self.running.values():
-            process.send_signal(signal.SIGTERM)
-        for process, _ in self.running.values():
-            process.wait(120)
+        for process, mark in self.running.values():
+            stop(process, mark.with_suffix(".log"))
 
     def _start(self, number: int) -> None:
         self.starts += 1
-        mark = self.folder / f"ready-{self.starts}"
+        mark = self.folder / f"broker-{self.starts}.ready"
         spark = self.spark if number == 0 else WITHOUT
         command = ["tests.endurance.mix.broker", self.location, str(mark), spark]
-        with (self.folder / f"broker-{self.starts}.log").open("wb") as log:
+        with mark.with_suffix(".log").open("wb") as log:
             self.running[number] = started(command, log), mark
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.docs.role_process import GROUP, READERS, ROLES, TOPIC
-from txmq import Broker, Message, PullConsumer, Store, TransactionProducer
+from txmq import Broker, Config, Message, PullConsumer, Store, TransactionProducer
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "security.md"
@@ -42,7 +42,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def filled(location: Path) -> Path:
     """A store in which each role has something to do."""
-    store = Store.create(location)
+    # The broker writes into op when something is due that it has not looked at.
+    store = Store.create(location, Config(transaction_timeout_s=0.001))
     with TransactionProducer(store, producer_group=GROUP) as producer:
         producer.send([Message(TOPIC, b"visible"), Message(TOPIC, b"visible too")])
         transaction = producer.begin_transaction()
@@ -53,6 +54,9 @@ def filled(location: Path) -> Path:
         pass
     with TransactionProducer(store, producer_group=GROUP) as producer:
         producer.send(Message(TOPIC, b"not yet visible"))
+        transaction = producer.begin_transaction()
+        transaction.send(Message(TOPIC, b"open, and not looked at"))
+        transaction.prepare()
     return Path(store.location)
 
 
@@ -99,10 +103,12 @@ def test_role_needs_no_more_than_the_page_says(store: Path, role: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-# Maintenance writes it when there is something to merge or to retire.
-LATER = ("broker", "half")
+# Maintenance writes half when there is something to merge or to retire, and removes renewals of
+# producers that are gone. A producer renews what is open for a second; without the right it warns,
+# and is asked (tests/tables/check/test_renewals.py).
+LATER = {("broker", "half")} | {(role, "renewals") for role in written()}
 NEEDED = [(role, path) for role, paths in written().items() for path in paths
-          if (role, path) != LATER]  # fmt: skip
+          if (role, path) not in LATER]  # fmt: skip
 
 
 @pytest.mark.parametrize(("role", "path"), NEEDED)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-import runpy
+import subprocess
 import sys
+import tomllib
 from argparse import Namespace
 from collections.abc import Callable
+from configparser import ConfigParser
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -18,17 +21,22 @@ import yaml
 import txmq
 from tests.kit import bundle
 from txmq import job as job_module
+from txmq.listeners.protocol import load_listeners
+from txmq.spark.listeners import QueryListener
+from txmq.store.config import Config
 from txmq.store.tables import plain_location
 
 SCHEMA = yaml.safe_load(Path(__file__).with_name("bundle_schema.yaml").read_text("utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 LOCATION = "s3://lake/txmq"
 # What `${…}` may name beside the variables.
-KNOWN = {"bundle.name", "bundle.target", "workspace.current_user.userName"}
-SCRIPTS = [
-    (path, task["spark_python_task"])
-    for path, _, task in bundle.tasks()
-    if "spark_python_task" in task
+KNOWN = {
+    "bundle.name", "bundle.target", "workspace.current_user.userName", "workspace.file_path",
+}  # fmt: skip
+TASKS = [
+    (job["name"], task["python_wheel_task"])
+    for _, job, task in bundle.tasks()
+    if "python_wheel_task" in task
 ]
 
 
@@ -50,7 +58,7 @@ def test_files_have_the_fields_of_a_bundle(path: Path) -> None:
     "spoil",
     [
         lambda job: job["tasks"][0].update(enviroment_key="txmq"),
-        lambda job: job["tasks"][0]["spark_python_task"].update(parameter=["x"]),
+        lambda job: job["tasks"][0]["python_wheel_task"].update(parameter=["x"]),
         lambda job: job["schedule"].update(pause_status="STOPPED"),
         lambda job: job["environments"][0]["spec"].pop("environment_version"),
         lambda job: job["tasks"][0].pop("environment_key"),
@@ -76,85 +84,166 @@ def test_every_file_that_a_task_names_is_there_and_is_uploaded() -> None:
     root = bundle.parsed(bundle.ROOT_FILE)
     uploaded = [(bundle.FOLDER / each).resolve() for each in root["sync"]["paths"]]
     named = [
-        (path.parent / place).resolve()
+        (path.parent / task["notebook_task"]["notebook_path"]).resolve()
         for path, _, task in bundle.tasks()
-        for place in (
-            task.get("spark_python_task", {}).get("python_file"),
-            task.get("notebook_task", {}).get("notebook_path"),
-        )
-        if place is not None
+        if "notebook_task" in task
+    ]
+    named += [
+        Path(bundle.filled(each.partition("=")[2]))
+        for _, task in TASKS
+        for each in task["parameters"]
+        if "${workspace.file_path}" in each
     ]
 
-    assert named
+    assert {path.name for path in named} == {"quickstart.py", "settings.yaml"}
     assert [place for place in named if not place.is_file()] == []
     assert [place for place in named if not set(uploaded) & set(place.parents)] == []
 
 
-def test_every_task_gets_the_wheel_that_the_bundle_builds() -> None:
-    artifact = bundle.parsed(bundle.ROOT_FILE)["artifacts"]["wheel"]
-    project = (bundle.FOLDER / artifact["path"]).resolve()
-    wheel = project / "dist" / f"txmq-{txmq.__version__}-py3-none-any.whl"
+def dependencies(job: bundle.Part, task: bundle.Part) -> list[str]:
+    """The wheels and packages that a task is given."""
+    given = [each["whl"] for each in task.get("libraries", []) if "whl" in each]
+    for environment in job.get("environments", []):
+        if environment["environment_key"] == task.get("environment_key"):
+            given += environment["spec"]["dependencies"]
+    return given
 
-    assert project == bundle.PROJECT
-    assert "--wheel-dir dist" in artifact["build"]
+
+def test_every_task_gets_the_wheels_that_the_bundle_builds() -> None:
+    artifacts = bundle.parsed(bundle.ROOT_FILE)["artifacts"]
+    sources = {
+        name: str((bundle.FOLDER / artifact["files"][0]["source"]).resolve())
+        for name, artifact in artifacts.items()
+    }
+
+    assert fnmatch(f"txmq-{txmq.__version__}-py3-none-any.whl", Path(sources["txmq"]).name)
     for path, job, task in bundle.tasks():
-        given = [each["whl"] for each in task.get("libraries", []) if "whl" in each]
-        for environment in job.get("environments", []):
-            if environment["environment_key"] == task.get("environment_key"):
-                given += environment["spec"]["dependencies"]
-        assert [fnmatch(str(wheel), str((path.parent / each).resolve())) for each in given] == [
-            True
-        ], task["task_key"]
+        given = {str((path.parent / each).resolve()) for each in dependencies(job, task)}
+        wanted = {"txmq", "listeners"} if "python_wheel_task" in task else {"txmq"}
+        assert given == {sources[name] for name in wanted}, task["task_key"]
+
+
+def test_no_wheel_of_another_version_is_taken(tmp_path: Path) -> None:
+    """The folder of an artifact is empty before each build, and each build has a version."""
+    for artifact in bundle.parsed(bundle.ROOT_FILE)["artifacts"].values():
+        built = (bundle.FOLDER / artifact["files"][0]["source"]).parent.resolve()
+        project = (bundle.FOLDER / artifact["path"]).resolve()
+        folder = built.relative_to(project)
+        old, stale = tmp_path / folder / "txmq-0.0.1-py3-none-any.whl", tmp_path / "build" / "x"
+        for path in (old, stale):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        clean, and_then, build = artifact["build"].partition(" && ")
+        subprocess.run(["/bin/sh", "-c", clean], cwd=tmp_path, check=True)
+
+        assert (and_then, old.exists(), stale.exists()) == (" && ", False, False)
+        assert f"--no-deps --wheel-dir {folder} ." in build
+        assert artifact["dynamic_version"]
+
+
+def test_no_name_is_installed_from_an_index_that_is_not_ours() -> None:
+    """txmq is on no index: a package of that name there would be somebody else's."""
+    said = [text for path in bundle.files() for text in texts(bundle.parsed(path))]
+    pages = [*(bundle.PROJECT / "notebooks").glob("*.py"), bundle.PROJECT / "docs/databricks.md"]
+    said += [line for path in pages for line in path.read_text("utf-8").splitlines()]
+
+    assert [line for line in said if re.search(r"pip install\W+txmq", line)] == []
+    packages = [
+        each["pypi"]["package"]
+        for _, _, task in bundle.tasks()
+        for each in task.get("libraries", [])
+        if "pypi" in each
+    ]
+    assert packages == ["prometheus_client>=0.20,<1"]
+
+
+# --- what a task runs -----------------------------------------------------------------------------
 
 
 class ParsedError(Exception):
     """Raised in the place of the store that a job would open."""
 
 
+def entry_points() -> dict[str, str]:
+    """The jobs of the wheel, as setup.cfg declares them."""
+    settings = ConfigParser()
+    settings.read(bundle.PROJECT / "setup.cfg", encoding="utf-8")
+    lines = settings["options.entry_points"]["packages"].strip().splitlines()
+    return dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines)
+
+
+def started(entry_point: str, parameters: list[str]) -> int:
+    """Call an entry point as Databricks does: by its name, with parameters in `sys.argv`."""
+    module, function = entry_points()[entry_point].split(":")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["txmq", *parameters])
+        code: int = getattr(importlib.import_module(module), function)()
+    return code
+
+
+def given_to(task: bundle.Part, **given: str) -> list[str]:
+    return [bundle.filled(each, **given) for each in task["parameters"]]
+
+
 @pytest.fixture
-def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[str]], Namespace]:
-    """Runs a script up to the end of its own parser."""
+def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[bundle.Part], Namespace]:
+    """Runs a task up to the end of its own parser."""
 
     def opened(options: Namespace) -> None:
         raise ParsedError(options)
 
-    def run(script: Path, arguments: list[str]) -> Namespace:
+    def run(task: bundle.Part) -> Namespace:
         monkeypatch.setattr(job_module, "_opened", opened)
-        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
         with pytest.raises(ParsedError) as caught:
-            runpy.run_path(str(script), run_name="__main__")
+            started(task["entry_point"], given_to(task, location=LOCATION))
         options: Namespace = caught.value.args[0]
         return options
 
     return run
 
 
-@pytest.mark.parametrize(
-    ("path", "task"), SCRIPTS, ids=[f"{path.stem} {task['python_file']}" for path, task in SCRIPTS]
-)
+@pytest.mark.parametrize(("name", "task"), TASKS, ids=[name for name, _ in TASKS])
 def test_job_takes_the_parameters_of_its_task(
-    path: Path, task: bundle.Part, parse: Callable[[Path, list[str]], Namespace]
+    name: str, task: bundle.Part, parse: Callable[[bundle.Part], Namespace]
 ) -> None:
-    given = [bundle.filled(each, location=LOCATION) for each in task["parameters"]]
+    options = parse(task)
 
-    options = parse(path.parent / task["python_file"], given)
-
+    assert task["package_name"] == "txmq"
     assert plain_location(options.location) == LOCATION
-    assert options.secrets == ""
+    assert (options.secrets, options.credentials) == ("", "")
     assert getattr(options, "catalog", "main.messages") == "main.messages"
+    # Who asks listeners is told of yours.
+    asks = name in {"txmq-broker", "txmq-broker-once", "txmq-recheck"}
+    assert (options.config is not None) == asks
 
 
-@pytest.mark.parametrize(("path", "task"), SCRIPTS[:1])
-def test_misspelt_parameter_would_be_refused(
-    path: Path, task: bundle.Part, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = path.parent / task["python_file"]
-    monkeypatch.setattr(sys, "argv", [str(script), LOCATION, "--secret-scope=lake"])
-
+def test_misspelt_parameter_would_be_refused() -> None:
     with pytest.raises(SystemExit) as caught:
-        runpy.run_path(str(script), run_name="__main__")
+        started("recheck", [LOCATION, "--secret-scope=lake"])
 
     assert caught.value.code == 2
+
+
+def test_every_entry_point_is_a_task_of_the_bundle() -> None:
+    assert {task["entry_point"] for _, task in TASKS} == set(entry_points())
+
+
+def test_settings_of_the_bundle_name_a_listener_of_its_wheel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = bundle.FOLDER / "listeners"
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+    monkeypatch.syspath_prepend(folder)
+    config = Config.from_yaml(bundle.FOLDER / "settings.yaml")
+
+    assert project["project"]["name"] == "txmq-listeners"
+    assert project["tool"]["setuptools"]["py-modules"] == ["order_listeners"]
+    ((group, listener),) = load_listeners(config.listeners).items()
+    assert group == "order-service"
+    # A row that is not there yet is no reason to roll back: there is no fence.
+    assert isinstance(listener, QueryListener)
+    others = config.replace(listeners={}, listener_timeout_s=10.0, check_lease_s=30.0)
+    assert others == Config()
 
 
 def test_notebook_reads_the_parameters_that_it_is_given() -> None:
@@ -233,14 +322,37 @@ def test_nothing_runs_by_itself_in_development() -> None:
 
 
 def test_production_runs_as_its_own_principal_and_operators_change_nothing() -> None:
-    root = bundle.parsed(bundle.ROOT_FILE)
-    prod = root["targets"]["prod"]
+    prod = bundle.parsed(bundle.ROOT_FILE)["targets"]["prod"]
 
     assert prod["run_as"] == {"service_principal_name": "${var.principal}"}
-    rights = {
-        each["level"]
-        for part in [prod, *(job for _, _, job in bundle.jobs())]
-        for each in part["permissions"]
-        if "group_name" in each
-    }
-    assert rights == {"CAN_VIEW", "CAN_MANAGE_RUN"}
+    # Who may run a job may give it other parameters, such as settings with a class of theirs.
+    rights = {each.get("group_name"): each["level"] for each in prod["permissions"]}
+    assert rights == {None: "CAN_MANAGE", "${var.operators}": "CAN_VIEW"}
+    # It holds for all jobs, and no job says otherwise.
+    assert [name for _, name, job in bundle.jobs() if "permissions" in job] == []
+
+
+def test_what_runs_as_the_principal_lies_where_it_alone_may_write() -> None:
+    prod = bundle.parsed(bundle.ROOT_FILE)["targets"]["prod"]
+    ways = {way for _, _, task in bundle.tasks() for way in task if way.endswith("_task")}
+
+    root = prod["workspace"]["root_path"]
+    assert root == "/Workspace/Users/${var.principal}/.bundle/${bundle.name}/${bundle.target}"
+    assert ways == {"python_wheel_task", "notebook_task"}
+    assert "/Workspace/Shared" not in "".join(path.read_text("utf-8") for path in bundle.files())
+
+
+def test_alerts_go_to_somebody_who_was_named() -> None:
+    root = bundle.parsed(bundle.ROOT_FILE)
+
+    # In prod a principal deploys: its name is an application id, which reads no mail.
+    assert "default" not in root["variables"]["alerts_to"]
+    assert "alerts_to" not in root["targets"]["prod"].get("variables", {})
+    assert root["targets"]["dev"]["variables"]["alerts_to"] == "${workspace.current_user.userName}"
+
+
+def test_nodes_of_aws_have_a_volume() -> None:
+    cluster = bundle.parsed(bundle.ROOT_FILE)["variables"]["broker_compute"]["default"]
+
+    assert cluster["aws_attributes"]["ebs_volume_count"] >= 1
+    assert cluster["aws_attributes"]["ebs_volume_size"] >= 100

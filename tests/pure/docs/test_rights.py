@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.grants import FOLDER, PAGE, ROLES, file_name, files, posix_script, s3_policy
+from tests.kit.grants import FOLDER, LOGS, PAGE, ROLES, file_name, files, posix_script, s3_policy
+
+# The part of a store that a first run has made.
+THERE = {"$STORE", *(f"$STORE/{name}" for name in (*LOGS, "topics/order-paid"))}
 
 
 @pytest.mark.parametrize("place", files(), ids=lambda place: place.name)
@@ -42,3 +45,13 @@ def test_commands_of_the_script_are_whole() -> None:
     for line in posix_script().splitlines():
         words = shlex.split(line, comments=True)
         assert not words or words[0] in ("set", "mkdir", "setfacl") or line.startswith("STORE=")
+
+
+@pytest.mark.parametrize("part", posix_script().split("\n# ")[2:], ids=lambda part: part[:8])
+def test_part_of_a_role_makes_the_folders_that_a_first_run_leaves_out(part: str) -> None:
+    made = set(THERE)
+    for words in map(shlex.split, part.splitlines()[1:]):
+        places = {word for word in words if word.startswith("$STORE")}
+        made |= places if words[:1] == ["mkdir"] else set()
+
+        assert places <= made

@@ -50,6 +50,14 @@ def test_call_of_a_member_ends_when_it_is_stopped_or_dies() -> None:
     assert len(together(killed, CALM)) == 1
 
 
+def test_call_that_begins_while_its_member_is_killed_ends_with_it() -> None:
+    killed = Interruptions([Event(Deed.KILL, "one", 0.9, 1.2)])
+    calls = [call("one", 4, 1.0, None), call("two", 4, 5.0, 5.1)]
+
+    assert together(calls, killed) == []
+    assert len(together([call("one", 4, 1.3, None), calls[1]], killed)) == 1
+
+
 def test_member_that_goes_on_with_a_queue_that_it_has_lost_is_found() -> None:
     stopped = stop_of("one", 1.5, 8.0)
     calls = [

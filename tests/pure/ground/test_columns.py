@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.ground.columns import DistinctRows, equal_pairs, in_order, only
+from tests.kit.foreign_input import column_of
+from txmq.ground.columns import DistinctRows, equal_pairs, in_order, only, sound_rows
 
 values = st.tuples(
     st.sampled_from(["a", "b", None]), st.integers(0, 3) | st.none(), st.booleans() | st.none()
@@ -82,3 +85,42 @@ def test_only_the_chosen_rows_are_left(chosen: list[bool]) -> None:
     found = only(rows, np.array(chosen, dtype=bool))
 
     assert found["number"].to_pylist() == [at for at, is_here in enumerate(chosen) if is_here]
+
+
+def test_a_row_that_txmq_cannot_have_written_is_left_out() -> None:
+    rows = foreign_rows(
+        {},
+        {"text": None},
+        {"text": b"\xff"},
+        {"number": -1},
+        {"number": 7},
+        {"time": 2**63 - 1},
+        {"time": -(2**63)},
+        {"list": [0, None]},
+        {"optional": b"\xff"},
+        {"optional": None, "time": None, "list": None, "number": None},
+    )
+
+    sound = sound_rows(rows, ("text",), {"number": 7})
+
+    assert sound["row"].to_pylist() == [0, 9]
+
+
+def test_rows_that_are_all_sound_are_not_copied() -> None:
+    rows = foreign_rows({}, {"number": 6})
+
+    assert sound_rows(rows, ("text",), {"number": 7}) is rows
+
+
+def foreign_rows(*changes: dict[str, Any]) -> pa.Table:
+    kinds = {
+        "text": pa.string(), "number": pa.int64(), "time": pa.timestamp("us", "UTC"),
+        "list": pa.list_(pa.int64()), "optional": pa.string(),
+    }  # fmt: skip
+    plain = {"text": b"a", "number": 0, "time": 0, "list": [0], "optional": b""}
+    rows = [
+        pa.table({name: column_of({**plain, **odd}[name], kind) for name, kind in kinds.items()})
+        for odd in changes
+    ]
+    numbers = pa.array(range(len(rows)), pa.int64())
+    return pa.concat_tables(rows).append_column("row", numbers).combine_chunks()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from txmq.ground.handles import (
     Restarting,
     ThreadHandle,
     is_survivable,
+    set_by_signals,
 )
 from txmq.ops.broker import Broker, BrokerHandle
 from txmq.ops.broker_log import BrokerCounts
@@ -42,6 +45,11 @@ class Query:
 
     def forget(self) -> None:
         self.is_forgotten = True
+
+
+def test_thread_that_was_not_begun_is_stopped_at_once() -> None:
+    """As where no more threads can be started: its owner ends all the same."""
+    ThreadHandle("never", 0.0).stop()
 
 
 @pytest.fixture
@@ -152,6 +160,41 @@ class Ended:
     isActive = False  # noqa: N815 - Spark's name
 
 
+class Dying:
+    """A query whose Java is killed at one of the calls that stop it."""
+
+    def __init__(self, last_call: str) -> None:
+        self._last_call, self._has_java = last_call, True
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        self._call("isActive")
+        return True
+
+    @property
+    def status(self) -> dict[str, bool]:
+        self._call("status")
+        return {"isTriggerActive": False}
+
+    def stop(self) -> None:
+        self._call("stop")
+
+    def _call(self, name: str) -> None:
+        self._has_java = self._has_java and name != self._last_call
+        if not self._has_java:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+
+@pytest.mark.parametrize("last_call", ["isActive", "status", "stop"])
+def test_query_is_stopped_where_java_ends_meanwhile(last_call: str) -> None:
+    # A signal to all processes of a service ends Java while Python stops its queries.
+    forgotten = threading.Event()
+
+    StreamHandle(Dying(last_call), threading.Event(), threading.Lock(), forgotten.set).stop()
+
+    assert forgotten.is_set()
+
+
 def test_query_is_not_stopped_before_its_last_batch_has_ended() -> None:
     # Python would end under the batch, by a signal.
     in_batch, forgotten = threading.Lock(), threading.Event()
@@ -254,6 +297,10 @@ def test_service_that_cannot_stop_holds_up_no_other() -> None:
     assert stopped == ["maintenance", "check service", "publisher"]
 
 
+def start_of(name: str, stopped: list[str]) -> Callable[..., Started]:
+    return lambda **_: Started(name, stopped)
+
+
 STARTED = ["maintenance", "publisher", "check_service", "delay_service"]
 
 
@@ -263,9 +310,9 @@ def test_broker_that_cannot_start_all_services_runs_none(
 ) -> None:
     broker, stopped = Broker(MemoryStore()), list[str]()
     for name in STARTED:
-        monkeypatch.setattr(getattr(broker, name), "start", partial(Started, name, stopped))
+        monkeypatch.setattr(getattr(broker, name), "start", start_of(name, stopped))
 
-    def failing() -> None:
+    def failing(**_: bool) -> None:
         message = "can't start new thread"
         raise RuntimeError(message)
 
@@ -282,7 +329,7 @@ def test_publisher_stops_after_the_check_service_whose_answers_it_publishes(
     broker, stopped = Broker(MemoryStore()), list[str]()
     monkeypatch.setattr("txmq.ops.broker.WatchedServices.counts", lambda _: BrokerCounts())
     for name in STARTED:
-        monkeypatch.setattr(getattr(broker, name), "start", partial(Started, name, stopped))
+        monkeypatch.setattr(getattr(broker, name), "start", start_of(name, stopped))
 
     broker.start().stop()
 
@@ -366,3 +413,24 @@ def test_work_may_fail_alone_unless_the_process_is_to_end(
     survives: bool,  # noqa: FBT001
 ) -> None:
     assert is_survivable(error) is survives
+
+
+def test_signal_within_a_look_at_the_event_is_heeded() -> None:
+    # `Event.wait` holds this lock while it looks; the handler runs in the same thread.
+    event = threading.Event()
+    with set_by_signals(event):
+        with event._cond:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        assert event.wait(60)
+
+
+def test_signals_do_what_they_did_before_after_the_block() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    event = threading.Event()
+
+    with set_by_signals(event):
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert not event.is_set()

@@ -14,8 +14,8 @@ import pytest
 
 from txmq.errors import ListenerError
 from txmq.listeners.answering import RowAsker, SetAsker, call_of
-from txmq.listeners.askers import Asker
-from txmq.listeners.protocol import HalfMessage
+from txmq.listeners.askers import AskedRound, Asker
+from txmq.listeners.protocol import LEFT, OUTCOMES, Collect, HalfMessage, outcome_table
 from txmq.listeners.threads import HUNG_PER_THREAD
 from txmq.message.message import LocalTransactionState
 from txmq.store.config import Config
@@ -248,3 +248,23 @@ def test_late_answer_of_a_set_tells_of_its_transactions_only() -> None:
         released.set()
 
         assert late_of(ask) == {"a": ("COMMIT", None), "b": ("UNKNOWN", "NO_ANSWER")}
+
+
+@pytest.mark.parametrize(
+    ("answers", "told", "left"),
+    [
+        ({"a": "ROLLBACK", "b": None}, {"a": ("ROLLBACK", None)}, ["b"]),
+        ({"a": None, "b": None}, {"a": (None, "BUSY"), "b": (None, "BUSY")}, []),
+    ],
+)
+def test_what_a_listener_left_stays_due_unless_it_left_all(
+    answers: dict[str, str | None], told: Said, left: list[str]
+) -> None:
+    rows = [(own_id, state, None if state else LEFT) for own_id, state in answers.items()]
+    questions = pa.table({"transaction_id": list(answers), "producer_group": ["orders"] * 2})
+    round_ = AskedRound(questions, OUTCOMES.empty_table())
+    round_.begin("orders", Collect(lambda _: True, lambda: outcome_table(rows)))
+
+    assert said(round_.take()) == told
+    assert round_.left.to_pylist() == left
+    assert round_.take().num_rows == 0

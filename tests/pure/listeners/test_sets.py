@@ -126,3 +126,9 @@ def test_reason_is_one_bounded_line() -> None:
     assert reason is not None
     assert len(reason) == MAX_REASON_CHARACTERS
     assert reason.isprintable()
+
+
+def test_what_a_listener_left_keeps_its_place_and_has_no_state() -> None:
+    said = outcomes(("a", None, "LEFT"), ("b", "COMMIT", "LEFT"), ("c", "maybe", "LEFT"))
+
+    assert said == {"a": (None, "LEFT"), "b": ("COMMIT", "LEFT"), "c": ("UNKNOWN", "NO_STATE")}

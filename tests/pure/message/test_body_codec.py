@@ -138,7 +138,7 @@ def test_replay_and_what_fails_again_after_it_are_read_as_what_was_first_sent() 
     replayed = row(
         message, message_id="replay:0", properties=[*own, (ORIGIN_MESSAGE_ID, f"{ID}:0")]
     )
-    # The group notes the replay as the origin of its retry.
+    # Earlier versions noted the replay as the origin of its retry.
     again = [*own, (ORIGIN_TOPIC, "order-paid"), (ORIGIN_MESSAGE_ID, "replay:0")]
     retried = row(message, topic="RETRY_billing", message_id="retry:0", properties=again)
 

@@ -6,9 +6,11 @@ import builtins
 import dataclasses
 import enum
 from collections import deque
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -233,3 +235,28 @@ def test_without_pydantic_plain_values_work_and_models_say_what_to_install(
     for call in (lambda: json_body(Line("tea", 2)), lambda: parsed_json(b"{}", ID, Line)):
         with pytest.raises(EnvironmentProblemError, match=r"txmq\[pydantic\]"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("scalar", "plain"),
+    [
+        (np.int64(3), 3), (np.uint8(3), 3), (np.bool_(1), True), (np.float32(1.5), 1.5),
+        (np.str_("a"), "a"),
+        (pd.Timestamp("2026-01-02T03:04:05Z"), datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        (pd.Timedelta("1s"), timedelta(seconds=1)),
+    ],
+)  # fmt: skip
+def test_a_scalar_of_numpy_or_pandas_is_the_value_it_stands_for(scalar: Any, plain: Any) -> None:
+    assert json_body({"n": [scalar], scalar: 1}) == json_body({"n": [plain], plain: 1})
+
+
+@pytest.mark.parametrize("missing", [pd.NaT, pd.NA, float("nan"), np.float32("nan")])
+def test_a_missing_value_is_refused_by_name(missing: Any) -> None:
+    with pytest.raises(InvalidBodyError, match=r"missing value .*; pass None"):
+        json_body({"n": missing})
+
+
+@pytest.mark.parametrize("time", [np.datetime64("2026-01-01", "ns"), np.timedelta64(1, "s")])
+def test_a_time_of_numpy_is_refused_for_its_unit(time: Any) -> None:
+    with pytest.raises(InvalidBodyError, match="whose unit JSON cannot say"):
+        json_body({"n": time})

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -242,6 +239,30 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(
     assert log.items == [2]
 
 
+def test_thread_whose_start_was_interrupted_does_not_commit_beside_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, threads = Log(), list[threading.Thread]()
+    group, start = committer(log), threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        """Ctrl-C while the caller waits until the thread says that it runs."""
+        start(thread)
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            submit(group, 1)
+
+    assert submit(group, 2).result(5) == -2
+    threads[0].join(5)
+    assert not threads[0].is_alive()
+    group.close()
+    assert log.items == [2]
+
+
 class Torn(deque[Any]):
     """Entries, of which the thread that takes the second one breaks right after it."""
 
@@ -282,28 +303,4 @@ def test_thread_that_breaks_before_it_wakes_a_caller_leaves_nobody_waiting() -> 
     group.submit_to(awaited, 1, Size(1))
 
     assert awaited.result(30) == -1
-    group.close()
-
-
-def test_interrupt_of_a_caller_leaves_no_lock_taken() -> None:
-    group = committer(Log())
-    submit(group, 1).result(30)
-
-    def interrupt(frame: FrameType, event: str, _: object) -> Any:
-        """Ctrl-C at the end of Condition.__enter__, which is no step of its own in a Lock."""
-        is_own = frame.f_locals.get("self") in (group._has_rows, group._has_room)
-        if event == "return" and frame.f_code.co_name == "__enter__" and is_own:
-            raise KeyboardInterrupt
-        return interrupt
-
-    sys.settrace(interrupt)
-    try:
-        with suppress(KeyboardInterrupt):
-            submit(group, 2)
-    finally:
-        sys.settrace(None)
-
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(lambda: submit(group, 3).result(30))
-        assert answer.result(60) == -3
     group.close()

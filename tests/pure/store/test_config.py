@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import Field, FrozenInstanceError, fields
 from pathlib import Path
@@ -78,6 +79,39 @@ def test_file_that_is_no_mapping_of_settings_is_refused(tmp_path: Path, content:
 
     with pytest.raises(ConfigError):
         Config.from_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("file_reserved_time_h: 072", "line 1, column 23: '072' is octal in YAML; write 72"),
+        ("file_reserved_time_h: 1:30", "'1:30' counts in sixties in YAML"),
+        ("check_threads: 3\ncheck_threads: 4", "line 2, column 1: 'check_threads' is there twice"),
+        ("groups:\n  no: {transaction_check_max: 3}", "'no' is no text as a key"),
+        ("groups: {a: {transaction_check_max: 3}, a: {}}", "'a' is there twice"),
+    ],
+)
+def test_what_yaml_reads_otherwise_than_people_is_refused_with_its_place(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    path = tmp_path / "strange.yaml"
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        Config.from_yaml(path)
+
+
+def test_a_variable_with_a_leading_zero_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"TXMQ_FILE_RESERVED_TIME_H: .*'072' is octal"):
+        Config.from_env(environ={"TXMQ_FILE_RESERVED_TIME_H": "072"})
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_of_a_windows_editor_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "windows.yaml"
+    path.write_text("check_threads: 7\r\n", encoding=encoding)
+
+    assert Config.from_yaml(path).check_threads == 7
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

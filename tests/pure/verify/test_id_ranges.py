@@ -48,8 +48,8 @@ def test_range_is_about_as_large_as_it_should_be() -> None:
         ranges = tables.id_ranges(id_extents(parquet_of(ids, 1_000)))
 
     assert ranges == [
-        IdRange("", "02500"), IdRange("02500", "05000"), IdRange("05000", "07500"),
-        IdRange("07500", None),
+        IdRange(b"", b"02500"), IdRange(b"02500", b"05000"), IdRange(b"05000", b"07500"),
+        IdRange(b"07500", None),
     ]  # fmt: skip
 
 
@@ -59,4 +59,4 @@ def test_large_transaction_is_not_cut() -> None:
         patch.setattr(tables, "SAMPLE_ROWS", 1)
         ranges = tables.id_ranges(id_extents(parquet_of(["a", *["b"] * 9, "c"])))
 
-    assert ranges == [IdRange("", "b"), IdRange("b", "c"), IdRange("c", None)]
+    assert ranges == [IdRange(b"", b"b"), IdRange(b"b", b"c"), IdRange(b"c", None)]

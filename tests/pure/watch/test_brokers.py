@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.ops.brokers import ENTRIES_MAX, GONE_MS, SWEPT_MS, BrokerEntry, Brokers
+from txmq.store.brokers import ENTRIES_MAX, GONE_MS, SWEPT_MS, BrokerEntry, Brokers
 
 
 def entry(seen_ms: int, name: str = "one") -> BrokerEntry:

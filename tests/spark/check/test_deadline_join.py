@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import uuid
 from collections import Counter
 from contextlib import contextmanager
@@ -13,7 +14,15 @@ from tests.kit.check_world import CheckWorld, wait_until
 from tests.kit.reading import delta_rs
 from txmq.ground.clock import AffineClock, milliseconds, timestamp
 from txmq.message.lifecycle import ClaimKind
-from txmq.spark.deadline_join import due_transactions, horizon_s, join_session, versions_now
+from txmq.spark.deadline_join import (
+    due_transactions,
+    dues_of,
+    early_by_s,
+    horizon_s,
+    join_session,
+    trigger_ms,
+    versions_now,
+)
 from txmq.store.config import Config
 
 if TYPE_CHECKING:
@@ -48,16 +57,18 @@ class Watched:
         self.query = (
             due.writeStream.foreachBatch(self._keep)
             .option("checkpointLocation", self._checkpoint)
-            .trigger(processingTime="500 milliseconds")
+            .trigger(processingTime=f"{trigger_ms(self._world.store.config)} milliseconds")
             .start()
         )
 
-    def _keep(self, batch: DataFrame, _: int) -> None:
+    def _keep(self, batch: DataFrame, number: int) -> None:
         if self._is_stopping:
             # Nothing of this batch is kept; the next query begins with it.
             raise RuntimeError(STOPPED)
+        threading.Event().wait(early_by_s(dues_of(batch)[1], self.clock))
         now_ms = self.clock.now_ms()
-        self.out += [{**row, "now_ms": now_ms} for row in batch.toArrow().to_pylist()]
+        rows = batch.toArrow().to_pylist()
+        self.out += [{**row, "now_ms": now_ms, "batch": number} for row in rows]
         self.batches += 1
 
     def wait_batches(self, count: int) -> None:
@@ -88,6 +99,36 @@ class Watched:
         yield
         self.begin()
 
+    def watermarks_ms(self) -> dict[int, int]:
+        """The watermark of each micro-batch, by its number."""
+        return {
+            one.batchId: milliseconds(datetime.fromisoformat(one.eventTime["watermark"]))
+            for one in self.query.recentProgress
+        }
+
+    def foreseen_ms(self) -> dict[int, int]:
+        """The trigger after each micro-batch with ticks began, by the clock."""
+        interval_ms = trigger_ms(self._world.store.config)
+        began_ms = {
+            one.batchId: milliseconds(datetime.fromisoformat(one.timestamp))
+            for one in self.query.recentProgress
+            if one.sources[-1].numInputRows
+        }
+        return {
+            number: self.clock.at(at_ms - at_ms % interval_ms + interval_ms)
+            for number, at_ms in began_ms.items()
+        }
+
+    def arrival(self) -> int:
+        """The number of the micro-batch that read the halves."""
+        progress = self.query.recentProgress
+        return next(one.batchId for one in progress if one.sources[0].numInputRows)
+
+    def state_rows(self) -> int:
+        """How many rows the join holds, ticks and all."""
+        progress = self.query.lastProgress
+        return 0 if progress is None else sum(one.numRowsTotal for one in progress.stateOperators)
+
     def stop(self) -> None:
         """Stop at the begin of a batch; on a slow machine there is no pause between two."""
         self._is_stopping = True
@@ -103,7 +144,7 @@ class Watched:
 
 @pytest.fixture
 def world(tmp_path: Path) -> CheckWorld:
-    return CheckWorld(tmp_path)
+    return CheckWorld(tmp_path, check_trigger_interval_s=0.5)
 
 
 @pytest.fixture
@@ -140,6 +181,28 @@ def test_no_row_comes_out_before_its_deadline(world: CheckWorld, watched: Watche
     assert all(row["deadline"] <= row["event_time"] for row in watched.out)
 
 
+def test_row_comes_out_at_the_first_trigger_after_its_deadline(
+    world: CheckWorld, watched: Watched
+) -> None:
+    with watched.one_batch():
+        for immunity_s in range(60, 110, 2):
+            world.prepare(immunity_s=float(immunity_s))
+    watched.wait(lambda: len(watched.out) >= 25, "all that are due")
+    watched.wait_batches(1)
+
+    watermarks_ms = watched.watermarks_ms()
+    # Those before it may have been planned by the query that was stopped.
+    arrival = watched.arrival()
+    for row in watched.out:
+        before_ms, now_ms = (watermarks_ms[row["batch"] - past] for past in (1, 0))
+        assert milliseconds(row["deadline"]) <= now_ms
+        was_late = milliseconds(row["deadline"]) < watermarks_ms[arrival + 1]
+        assert was_late or before_ms <= milliseconds(row["deadline"])
+    for number, foreseen_ms in watched.foreseen_ms().items():
+        is_planned_now = number >= arrival and number + 1 in watermarks_ms
+        assert not is_planned_now or watermarks_ms[number + 1] >= foreseen_ms
+
+
 def test_deadline_is_the_time_of_the_commit_file_and_the_immunity(
     world: CheckWorld, watched: Watched
 ) -> None:
@@ -157,6 +220,15 @@ def test_watermark_moves_without_any_row(watched: Watched) -> None:
     watched.wait_batches(3)
 
     assert watched.watermark_ms() > before_ms
+    assert watched.out == []
+
+
+def test_state_forgets_what_lies_behind_the_horizon(world: CheckWorld, watched: Watched) -> None:
+    with watched.one_batch():
+        world.claim(world.prepare(500, immunity_s=60.0), ClaimKind.COMMIT)
+
+    watched.wait(lambda: watched.state_rows() >= 1_000, "heads and ends")
+    watched.wait(lambda: watched.state_rows() < 500, "neither")
     assert watched.out == []
 
 
@@ -193,7 +265,8 @@ YEAR_MS = 365 * 86_400_000
 @pytest.fixture(scope="module")
 def stories(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stories:
     """Each is of transactions of its own, so one query serves them all."""
-    world = CheckWorld(tmp_path_factory.mktemp("stories"))
+    folder = tmp_path_factory.mktemp("stories")
+    world = CheckWorld(folder, check_trigger_interval_s=0.5)
     watched = Watched(spark, world, AffineClock.from_now(speed=20.0))
     with watched.one_batch():
         ids = written(world, watched.clock)

@@ -12,6 +12,8 @@ from txmq.check.service import CheckHandle, CheckService
 from txmq.errors import ListenerError
 from txmq.ground.clock import AffineClock, SystemClock
 from txmq.message.lifecycle import ClaimKind
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
 from txmq.testing import failing_commits
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 PATIENCE_S = 240.0
 # The recheck would find everything by itself; here the join shall.
 JOIN_ONLY = {
-    "deadline_join": "always",
     "check_trigger_interval_s": 1.0,
     "recheck_interval_s": 100_000.0,
 }
@@ -189,6 +190,28 @@ def test_immunity_of_20_minutes_is_neither_counted_nor_discarded(
     assert world.half_rows() == 1
 
 
+def test_join_asks_what_a_producer_renewed_only_once_nobody_holds_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    world = CheckWorld(tmp_path, producer_lease_s=3.0, transaction_timeout_s=1.0, **JOIN_ONLY)
+    listener = world.listener(ROLLBACK)
+    handle = CheckService(world.store, spark=spark, listeners={GROUP: listener}).start()
+    wait_for_batch(handle)
+    without_rechecks(handle)
+    with TransactionProducer(world.store, producer_group=GROUP) as producer:
+        held = [producer.begin_transaction()]
+        held[0].send(Message("paid", b"1"))
+        held[0].prepare()
+        wait_until(lambda: len(world.claims(ClaimKind.UNKNOWN)) >= 3, "renewals", PATIENCE_S)
+        questions_before = listener.asked()
+        key = held.pop().id
+        wait_until(lambda: listener.asked() != [], "the question", PATIENCE_S)
+    handle.stop()
+
+    assert (questions_before, listener.asked()) == ([], [key])
+    assert {row["reason"] for row in world.claims(ClaimKind.UNKNOWN)} == {"PRODUCER_LIVES"}
+
+
 def test_set_form_answers_for_the_join(spark: SparkSession, tmp_path: Path) -> None:
     world = CheckWorld(tmp_path, listener_timeout_s=60.0, check_lease_s=90.0, **JOIN_ONLY)
     asked: list[int] = []
@@ -220,7 +243,6 @@ def test_two_services_and_rechecks_at_once_never_ask_more_than_the_maximum(
         listener_timeout_s=20.0,
         check_lease_s=120.0,
         check_trigger_interval_s=1.0,
-        deadline_join="always",
     )
     listener = world.listener(UNKNOWN)
     services = [

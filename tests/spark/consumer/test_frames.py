@@ -13,7 +13,7 @@ from tests.kit.reading import publish, wait_until
 from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.push import ConsumeResult
-from txmq.errors import MessagesExpiredError
+from txmq.errors import EnvironmentProblemError, MessagesExpiredError
 from txmq.message.message import Message
 from txmq.ops.admin.erasure import Erasure
 from txmq.ops.admin.groups import ConsumerGroups
@@ -21,6 +21,7 @@ from txmq.producer.producer import TransactionProducer
 from txmq.spark.members import RangeReader, SparkBatches, TopicFrames
 from txmq.spark.streams import ConsumeFromWhere, Consumer
 from txmq.store.store import Store
+from txmq.store.topic import remove_messages
 
 TOPIC, GROUP = "order-paid", "billing"
 
@@ -251,12 +252,30 @@ def test_what_retention_took_is_told_when_all_else_is_read(
     seen = Seen()
     batches = subscribe(seen)
     table = store.tables.table_at(f"topics/{TOPIC}")
-    table.writer.remove(table.files.all())
+    remove_messages(table, table.files.all(), before=0, begin=table.version)
     send(store, *numbered(1, first=90), topic=TOPIC)
     with pytest.raises(MessagesExpiredError) as raised:
         batches.run_once()
 
     assert raised.value.missed >= 1
+
+
+def test_member_whose_session_passes_over_lost_files_takes_nothing(
+    store: Store, subscribe: Subscribe, spark: Any
+) -> None:
+    send(store, *numbered(3))
+    seen = Seen()
+    member = subscribe(seen)
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    try:
+        with pytest.raises(EnvironmentProblemError, match="ignoreMissingFiles"):
+            member.run_once()
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+
+    assert not seen.bodies
+    assert member.run_once() == ConsumeResult(3)
+    assert seen.bodies == numbered(3)
 
 
 def test_it_runs_until_it_is_stopped(store: Store, subscribe: Subscribe) -> None:

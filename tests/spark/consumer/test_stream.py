@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from txmq.errors import (
     CheckpointCorruptError,
     CheckpointMismatchError,
     ConfigError,
+    EnvironmentProblemError,
     InvalidFilterError,
     InvalidNameError,
     ReaderOvertakenError,
@@ -107,9 +108,10 @@ def test_compaction_and_removed_rows_are_no_news(store: Store, spark: Any, tmp_p
         send(store, b"%d" % number)
     assert len(consumed(stream_of(store, spark), tmp_path / "checkpoint")) == 4
 
-    DeltaTable(store.topic_location(TOPIC)).optimize.compact()
-    DeltaTable(store.topic_location(TOPIC)).delete("queue_offset = 0")
     send(store, b"new")
+    DeltaTable(store.topic_location(TOPIC)).optimize.compact()
+    # Another program that removes messages parks the topic: nothing new could come behind it.
+    DeltaTable(store.topic_location(TOPIC)).delete("queue_offset = 0")
 
     assert consumed(stream_of(store, spark), tmp_path / "checkpoint") == [b"new"]
 
@@ -183,6 +185,49 @@ def test_new_checkpoint_may_begin_at_an_offset_or_a_moment(
     assert consumed(later, tmp_path / "later") == []
 
 
+def test_checkpoint_has_no_place_at_the_last_offset_before_its_first_message(
+    store: Store, spark: Any, tmp_path: Path
+) -> None:
+    send(store, b"old")
+
+    def at_the_end() -> list[bytes]:
+        stream = stream_of(store, spark, from_where=ConsumeFromWhere.LAST_OFFSET)
+        return consumed(stream, tmp_path / "end")
+
+    def since(moment: datetime) -> list[bytes]:
+        stream = stream_of(
+            store, spark, from_where=ConsumeFromWhere.TIMESTAMP, from_timestamp=moment
+        )
+        return consumed(stream, tmp_path / "moment")
+
+    (old,) = Consumer(store, consumer_group="billing").read(TOPIC, spark=spark).collect()
+    made = old["store_timestamp"].astimezone(UTC) + timedelta(milliseconds=1)
+    assert at_the_end() == since(made) == []
+
+    send(store, b"between")
+
+    assert at_the_end() == []
+    assert since(made) == [b"between"]
+
+
+def test_moment_is_a_filter_at_each_start(store: Store, spark: Any, tmp_path: Path) -> None:
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+
+    def since(moment: datetime) -> list[bytes]:
+        stream = stream_of(
+            store, spark, from_where=ConsumeFromWhere.TIMESTAMP, from_timestamp=moment
+        )
+        return consumed(stream, tmp_path / "checkpoint")
+
+    send(store, b"1")
+    assert since(long_ago) == [b"1"]
+    send(store, b"2")
+    assert since(long_ago.replace(year=2200)) == []
+    send(store, b"3")
+
+    assert since(long_ago) == [b"3"]
+
+
 @pytest.mark.parametrize("text", ["a || ", "sql:1 = ", "sql:a = '", "a\x00", "sql:" + "(" * 5000])
 def test_bad_filter_never_reaches_spark(store: Store, spark: Any, text: str) -> None:
     send(store, b"1")
@@ -212,6 +257,21 @@ def test_what_stops_a_stream_is_an_error_of_ours(store: Store, spark: Any, tmp_p
     (checkpoint / "metadata").unlink()
     with pytest.raises(CheckpointCorruptError), consumer.stream_errors():
         started(consumer, TOPIC, spark, checkpoint)
+
+
+@pytest.mark.parametrize("setting", ["ignoreMissingFiles", "ignoreCorruptFiles"])
+def test_session_that_passes_over_lost_files_reads_no_topic(
+    store: Store, spark: Any, setting: str
+) -> None:
+    send(store, b"1")
+    consumer = Consumer(store, consumer_group="billing")
+    spark.conf.set(f"spark.sql.files.{setting}", "true")
+    try:
+        for read in (consumer.read_stream, consumer.read):
+            with pytest.raises(EnvironmentProblemError, match=setting):
+                read(TOPIC, spark=spark)
+    finally:
+        spark.conf.unset(f"spark.sql.files.{setting}")
 
 
 def test_stream_that_clean_up_overtook_says_so(store: Store, spark: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.kit.planted import Vandal
 from tests.kit.reading import bodies, topic_rows, wait_until
 from tests.oracle.agreement import both_reports, differences
-from txmq.errors import TopicKindError
+from txmq.errors import CheckpointMismatchError, TopicKindError
 from txmq.maintenance.retention import TopicRetention
 from txmq.message.message import Message
 from txmq.ops.admin.topics import Topics
@@ -122,6 +123,43 @@ def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World
     world.wait_for(1, 2, 3)
     assert bodies(world.store, TOPIC) == [b"3"]
     assert verify(world.store.location).is_clean
+
+
+def test_stream_is_told_that_its_topic_went_back_before_and_after_the_rebuild(
+    quiet: World, tmp_path: Path, spark: SparkSession
+) -> None:
+    consumer = Consumer(quiet.store, consumer_group="billing")
+    topic = Path(quiet.store.topic_location(TOPIC))
+
+    def run() -> None:
+        with consumer.stream_errors():
+            query = (
+                consumer.read_stream(TOPIC, spark=spark)
+                .writeStream.foreachBatch(quiet.keep)
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+
+    quiet.send(1)
+    copy = shutil.copytree(topic, tmp_path / "copy")
+    quiet.send(2, 3)
+    run()
+    shutil.rmtree(topic)
+    shutil.copytree(copy, topic)
+    with pytest.raises(CheckpointMismatchError, match="older copy"):
+        run()
+
+    quiet.send(4)
+    assert quiet.topics.rebuild(TOPIC, apply=True).is_written
+    quiet.clock.advance(7200)
+    # The versions of these are those that the checkpoint has passed, and one more.
+    quiet.send(5, 6, 7)
+
+    with pytest.raises(CheckpointMismatchError, match="older copy"):
+        run()
+    assert quiet.seen == [1, 2, 3]
 
 
 def test_both_engines_miss_nothing_after_retention_rebuild_and_deletion(

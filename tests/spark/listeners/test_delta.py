@@ -393,6 +393,25 @@ def test_retried_job_asks_whether_it_is_done(orders: Orders, producer: Transacti
         delta_rs_append(orders, transaction)
 
 
+@pytest.mark.parametrize("target", ["VERSION AS OF 0", "TIMESTAMP AS OF '{time}'"])
+def test_restore_by_spark_is_known(
+    orders: Orders, producer: TransactionProducer, target: str
+) -> None:
+    transaction = prepared(producer)
+    append(orders, transaction)
+    history = orders.spark.sql(f"DESCRIBE HISTORY delta.`{orders.location}`")
+    time = history.where("version = 0").collect()[0]["timestamp"]
+    orders.spark.sql(f"RESTORE delta.`{orders.location}` TO {target.format(time=time)}").collect()
+
+    state, reason = answers(DeltaListener(orders.location), [transaction.id])[transaction.id]
+
+    assert orders.rows() == [(1, "open"), (2, "open")]
+    assert state == "UNKNOWN"
+    assert "commit 2 is a RESTORE to" in reason
+    with pytest.raises(LocalTransactionError, match="RESTORE"):
+        transaction.commit()
+
+
 def test_expired_marker_is_no_proof(orders: Orders) -> None:
     DeltaTable(orders.location).alter.set_table_properties({RETENTION: "interval 2 days"})
     clock = ManualClock(1_800_000_000_000)

@@ -11,6 +11,7 @@ from pyspark.errors import StreamingQueryException
 from tests.kit.delay_world import TOPIC, DelayWorld
 from tests.kit.reading import rows_of
 from txmq.errors import InboxError
+from txmq.spark.columns import digest_of
 from txmq.spark.streams import Consumer
 from txmq.user_data.delta_inbox import DeltaInbox
 
@@ -74,6 +75,38 @@ def test_second_statement_of_a_batch_is_refused(spark: SparkSession, location: s
         sql(f"INSERT INTO delta.`{location}` VALUES ('b', 1)")
 
     assert booked(location) == ["a"]
+
+
+def test_statement_of_a_batch_with_other_rows_is_refused(
+    spark: SparkSession, location: str
+) -> None:
+    inbox = DeltaInbox("billing", location)
+
+    def insert(*names: str) -> None:
+        rows = batch(spark, *names)
+        rows.createOrReplaceTempView("batch_rows")
+        with inbox.batch_sql(spark, 0, checkpoint="june", rows=rows) as sql:
+            sql(f"INSERT INTO delta.`{location}` SELECT * FROM batch_rows")
+
+    insert("a", "b")
+    insert("b", "a")
+    with pytest.raises(InboxError, match=r"batch 0 is done with other rows .* 2 rows .* 3 rows"):
+        insert("a", "b", "c")
+
+    assert booked(location) == ["a", "b"]
+
+
+def test_rows_of_any_columns_have_a_digest_that_no_order_changes(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT id AS `a``b.c`, map('k', id) AS properties, array(id) AS many, NULL AS none, "
+        "CAST(CAST(id AS STRING) AS BINARY) AS body FROM range(5)"
+    )
+
+    digest = digest_of(rows)
+
+    assert digest == digest_of(rows.repartition(3)) == digest_of(rows.orderBy(rows.many.desc()))
+    assert digest != digest_of(rows.limit(4))
+    assert digest_of(rows.limit(0)) == "0 rows 0"
 
 
 def test_stream_that_died_after_its_write_books_once(

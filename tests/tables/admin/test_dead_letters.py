@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
@@ -20,6 +23,7 @@ from tests.kit.delay_world import TOPIC
 from tests.kit.handed_out import received
 from tests.kit.reading import log_rows
 from txmq.consumer.send_back import FIRST_DELAY_LEVEL
+from txmq.delta.parquet import write_file
 from txmq.errors import (
     CommitConflictError,
     InvalidBodyError,
@@ -27,8 +31,10 @@ from txmq.errors import (
     InvalidNameError,
     InvalidReasonError,
     MessageNotFoundError,
+    TopicNotRebuiltError,
     TransactionNotFoundError,
 )
+from txmq.ground.clock import SystemClock
 from txmq.maintenance.service import Maintenance
 from txmq.message import reasons
 from txmq.message.received import ReceivedMessage
@@ -36,7 +42,8 @@ from txmq.ops.admin.dead_letter_notes import Chosen
 from txmq.ops.admin.dead_letters import DeadLetters, ReplayTarget, groups_with_dead_letters
 from txmq.ops.admin.topics import Topics
 from txmq.ops.cli.app import app
-from txmq.testing import failing_commits
+from txmq.testing import before_commit, failing_commits
+from txmq.user_data.database_inbox import DatabaseInbox
 from txmq.user_data.delta_inbox import DeltaInbox
 from txmq.verify import verify
 
@@ -197,6 +204,25 @@ def test_effect_of_a_call_that_hung_until_its_message_was_dead_is_not_repeated_b
     assert again.message_id != dead.message_id
     assert inbox.apply([again], effects_of) == 0
     assert other.apply([again], effects_of) == 1, "another group has not had it there"
+
+
+def test_effect_in_a_database_is_not_repeated_by_the_retry_of_a_replay(world: DeadWorld) -> None:
+    """The replay took effect, and its handler failed after it."""
+    inbox, database = DatabaseInbox(CONSUMERS), sqlite3.connect(":memory:")
+    inbox.create_table(database)
+    world.bury("a")
+    world.letters.replay(ALL, reason=WHY, to=ReplayTarget.TOPIC, apply=True)
+    world.publisher.run_once()
+    first, replayed = world.received(TOPIC)
+    assert inbox.once_all(database, [replayed])
+
+    world.send_back.send_back(replayed, reason="no ink")
+    world.publisher.run_once()
+    world.after(10)
+
+    (retry,) = world.received(RETRY)
+    assert retry.origin_message_id == first.message_id
+    assert not inbox.once_all(database, [retry])
 
 
 def effects_of(messages: Sequence[ReceivedMessage]) -> pa.Table:
@@ -443,6 +469,17 @@ def test_commands_list_show_replay_and_purge(world: DeadWorld) -> None:
     assert told("list", place, *of_group)["audit"][-1]["what"] == "purged"
 
 
+def test_clock_of_the_operator_makes_no_letter_older(
+    world: DeadWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.bury("alpha")
+    days_ahead_ms = time.time_ns() // 1_000_000 + 2 * 86_400_000
+    monkeypatch.setattr(SystemClock, "now_ms", lambda _: days_ahead_ms)
+
+    asked = ("purge", world.store.location, "--group", CONSUMERS, "--older-than-h", "24")
+    assert told(*asked, "--reason", WHY)["messages"] == 0
+
+
 def test_commands_say_what_is_wrong_in_one_line(world: DeadWorld) -> None:
     (own_id,) = world.bury("a")
     place, of_group = world.store.location, ("--group", CONSUMERS)
@@ -458,3 +495,60 @@ def test_commands_say_what_is_wrong_in_one_line(world: DeadWorld) -> None:
         result = run(*arguments)
         assert result.exit_code == 2, (arguments, result.output)
         assert "Traceback" not in result.output
+
+
+def lose(world: DeadWorld, body: str) -> None:
+    """A publisher left it out: the letters behind it have its offset and those that follow."""
+    log = world.store.tables.topic_log(DEAD, world.store.tables.op_log().table_id)
+    table = log.table
+    rows = table.rows.read(table.files.all(), table.log.columns.names).sort_by("queue_offset")
+    left = rows.filter(pc.not_equal(rows["body"], body.encode()))
+    place = left.column_names.index("queue_offset")
+    left = left.set_column(place, left.schema.field(place), pa.array(range(left.num_rows)))
+    file = write_file(
+        [left], table.log.columns, table.folder.filesystem, table.schema.statistics_columns
+    )
+    log.replace_files([file], log.mark, {0: left.num_rows})
+
+
+def rebuilt(world: DeadWorld, **options: bool) -> None:
+    assert Topics(world.store, clock=world.clock).rebuild(DEAD, apply=True, **options).is_written
+
+
+@pytest.mark.parametrize("what", ["purge", "replay"])
+def test_rebuild_gives_no_note_to_another_letter(world: DeadWorld, what: str) -> None:
+    letters = world.bury("a", "b", "c")
+    lose(world, "b")
+    getattr(world.letters, what)(Chosen((letters[2],)), reason=WHY, apply=True)
+
+    assert Topics(world.store).rebuild(DEAD).groups == (CONSUMERS,)
+    with pytest.raises(TopicNotRebuiltError, match="purged or replayed; force it"):
+        rebuilt(world)
+    rebuilt(world, force=True)
+
+    assert [(one.message_id, one.is_replayed) for one in world.letters.all()] == [
+        (letter, False) for letter in letters
+    ]
+    world.letters.replay(ALL, reason=WHY, apply=True)
+    world.publisher.run_once()
+    assert sorted(world.visible(RETRY)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("what", ["purge", "replay"])
+def test_letter_that_a_rebuild_moves_meanwhile_is_not_noted(world: DeadWorld, what: str) -> None:
+    letters = world.bury("a", "b", "c")
+    lose(world, "b")
+
+    with (
+        before_commit(lambda: rebuilt(world), table=f"dead_letters_{CONSUMERS}"),
+        pytest.raises(CommitConflictError, match="rebuilt meanwhile; run it again"),
+    ):
+        getattr(world.letters, what)(Chosen((letters[2],)), reason=WHY, apply=True)
+    getattr(world.letters, what)(Chosen((letters[2],)), reason=WHY, apply=True)
+
+    waiting = [one.message_id for one in world.letters.all() if not one.is_replayed]
+    assert waiting == letters[:2]
+    world.letters.replay(ALL, reason=WHY, apply=True)
+    world.publisher.run_once()
+    sent = ["a", "b"] if what == "purge" else ["a", "b", "c"]
+    assert sorted(world.visible(RETRY)) == sent

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from txmq.consumer.pull import PullConsumer
@@ -17,17 +18,20 @@ from txmq.delta.folder import Objects
 from txmq.errors import IncompatibleVersionError
 from txmq.ground.clock import SystemClock
 from txmq.ground.version import __version__
+from txmq.maintenance.retention import tell_topic_begin
 from txmq.message.message import Message
 from txmq.ops import brokers as heartbeat
 from txmq.ops.admin import doctor as machine_findings
 from txmq.ops.admin import doctor as table_findings
 from txmq.ops.admin.doctor import Doctor, Finding
-from txmq.ops.brokers import GONE_MS, Heartbeat
+from txmq.ops.brokers import Heartbeat
 from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.store.brokers import GONE_MS
 from txmq.store.config import Config
 from txmq.store.store import Store
+from txmq.store.topic import remove_messages
 from txmq.testing import ManualClock, WrongClock
 
 TOPIC = "orders"
@@ -191,7 +195,14 @@ def settings(**values: float) -> Callable[[Store, Monkey], Store]:
 def behind_retention(store: Store, _: Monkey) -> None:
     send(store, TOPIC)
     table = store.tables.table_at(f"topics/{TOPIC}")
-    table.writer.remove(table.files.all())
+    begin = table.log.version
+    told = tell_topic_begin(store, {TOPIC: begin}, 0)[TOPIC]
+    remove_messages(table, table.files.all(), told.before, told.begin)
+
+
+def lost_rows(store: Store, _: Monkey) -> None:
+    send(store, "other")
+    DeltaTable(store.topic_location("other")).delete()
 
 
 def set_aside(store: Store, _: Monkey) -> None:
@@ -246,6 +257,7 @@ PLANTS = {
         "recheck_interval_s", "longer than log_reserved", settings(log_reserved_time_s=60.0)
     ),
     "behind retention": Plant("group billing", "2 messages of orders unread", behind_retention),
+    "removed by others": Plant("topics/other", "another program removed", lost_rows),
     "set aside": Plant("state/set_aside", "1 transactions wait", set_aside),
 }
 

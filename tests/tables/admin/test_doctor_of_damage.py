@@ -91,6 +91,22 @@ def test_what_was_found_before_an_error_stays(store: Store) -> None:
     assert {"state/brokers", "state/set_aside", "state/group_a"} <= set(where)
 
 
+def test_figures_that_cannot_be_counted_hide_no_parked_topic(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(admin: Admin) -> None:
+        del admin
+        raise pa.ArrowInvalid
+
+    register = store.tables.register("publisher")
+    seen = register.read()
+    entry = {"from_version": 1, "reason": "full", "since_ms": 1, "attempts": 1}
+    register.swap(seen, {**seen.value, "parked": {"orders": entry}}, 0)
+    monkeypatch.setattr(Admin, "status", fail)
+    where = [one.where for one in Doctor(Store.open(store.location)).examine().findings]
+    assert {"status", "topics/orders"} <= set(where)
+
+
 def test_folder_of_a_strange_name_stops_nobody_and_is_found(store: Store) -> None:
     state, topics = (Path(store.location, name) for name in ("state", "topics"))
     shutil.copytree(topics / "orders", topics / "evil'; DROP TABLE x; --")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -315,13 +316,108 @@ def test_rebuild_does_not_bring_it_back(world: DeadWorld) -> None:
     assert is_clean(world)
 
 
-def test_rebuild_that_read_before_is_refused(world: DeadWorld) -> None:
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_rebuild_that_read_before_reads_again(world: DeadWorld, *, is_shown: bool) -> None:
     send_secret(world)
-    table = world.store.tables.table_at(f"topics/{TOPIC}").refresh()
-    erasure(world).apply(reason=WHY)
+    world.send("of another")
+    table = world.store.tables.table_at(f"topics/{TOPIC}")
+    table.writer.remove(table.files.all()[is_shown:])
+    with halted(erases(world), FailPoint.PAYLOAD_WRITTEN):
+        assert rebuild_topic(world.store, TOPIC, world.clock, apply=True).is_written
 
-    with pytest.raises(CommitRefusedError):
-        table.writer.replace(table.rows.read(table.files.all(), table.schema.columns.names), {})
+    assert sorted(row["body"] for row in world.rows()) == [b"", b"of another"]
+    assert found(world) == {}
+    assert is_clean(world)
+
+
+@pytest.mark.parametrize("lost", [TOPIC, SCHEDULE_TOPIC])
+@pytest.mark.parametrize("passes", range(1, 7))
+def test_rebuild_that_commits_within_an_erasure_does_not_bring_it_back(
+    world: DeadWorld, lost: str, passes: int
+) -> None:
+    send_secret(world)
+    send_secret(world, delay_s=3600)
+    table = world.store.tables.table_at(f"topics/{lost}")
+    table.writer.remove(table.files.all())
+    rebuild = HeldRebuild(world, lost)
+
+    with halted(rebuild.goes_on, FailPoint.FILES_MERGED, FailPoint.FILES_REPLACED, passes=passes):
+        erasure(world).apply(reason=WHY)
+    rebuild.goes_on()
+
+    assert len(world.rows(lost)) == 1
+    assert found(world) == {}
+    assert is_clean(world)
+
+
+def test_rebuild_that_sleeps_through_a_killed_erasure_does_not_bring_it_back(
+    world: DeadWorld,
+) -> None:
+    """What half held is gone when the erasure runs again, and the topic has not shown it yet."""
+    send_secret(world)
+    table = world.store.tables.table_at(f"topics/{TOPIC}")
+    table.writer.remove(table.files.all())
+    for path in Path(table.folder.location).glob("*.parquet"):
+        path.unlink()
+    rebuild = HeldRebuild(world, TOPIC)
+
+    with killed_at(1, FailPoint.FILES_REPLACED):
+        erasure(world).apply(reason=WHY)
+    erasure(world).apply(reason=WHY)
+    rebuild.goes_on()
+
+    assert len(world.rows()) == 1
+    assert found(world) == {}
+    assert is_clean(world)
+
+
+def erases(world: DeadWorld) -> Callable[[], None]:
+    return lambda: void(erasure(world).apply(reason=WHY))
+
+
+def void(_: object) -> None:
+    """A result that nobody asks for."""
+
+
+@contextmanager
+def halted(meanwhile: Callable[[], None], *points: FailPoint, passes: int = 1) -> Iterator[None]:
+    """Let something happen where this thread comes to one of these points for the n-th time."""
+    thread, left = threading.get_ident(), passes
+
+    def halts(point: FailPoint) -> None:
+        nonlocal left
+        if point in points and threading.get_ident() == thread:
+            left -= 1
+            if not left:
+                meanwhile()
+
+    disarm = arm(halts)
+    try:
+        yield
+    finally:
+        disarm()
+
+
+class HeldRebuild:
+    """A rebuild that has written its files and waits."""
+
+    def __init__(self, world: DeadWorld, topic: str) -> None:
+        self._may_go_on, self._has_written = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._rebuild, args=(world, topic))
+        self._thread.start()
+        assert self._has_written.wait(60)
+
+    def _rebuild(self, world: DeadWorld, topic: str) -> None:
+        with halted(self._waits, FailPoint.PAYLOAD_WRITTEN):
+            rebuild_topic(world.store, topic, world.clock, apply=True)
+
+    def _waits(self) -> None:
+        self._has_written.set()
+        assert self._may_go_on.wait(60)
+
+    def goes_on(self) -> None:
+        self._may_go_on.set()
+        self._thread.join()
 
 
 def test_verify_reports_a_copy_that_is_empty_while_its_half_is_not(world: DeadWorld) -> None:

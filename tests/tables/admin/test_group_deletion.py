@@ -20,6 +20,7 @@ from txmq.errors import (
 )
 from txmq.ground.fail_points import FailPoint, arm
 from txmq.ops.admin.dead_letters import DeadLetters
+from txmq.testing import before_commit
 from txmq.verify import verify
 
 
@@ -89,6 +90,26 @@ def test_member_that_joins_while_the_group_is_deleted_stays(
         groups.delete("billing", apply=True)
 
     assert len(group_in(world.store, BILLING).read().members) == 1
+
+
+def test_reset_does_not_bring_back_a_group_that_is_deleted_meanwhile(
+    world: ConsumerWorld, groups: ConsumerGroups
+) -> None:
+    world.send_to(0, "a", "b")
+    consumer(world).close()
+
+    with (
+        before_commit(lambda: deleted(groups), table=f"group_{BILLING}"),
+        pytest.raises(ConsumerGroupNotFoundError),
+    ):
+        groups.reset_offsets(BILLING, TOPIC, ConsumeFromWhere.LAST_OFFSET, apply=True)
+
+    assert groups.list() == []
+    assert bodies(drained(consumer(world))) == ["a", "b"]
+
+
+def deleted(groups: ConsumerGroups) -> None:
+    assert groups.delete(BILLING, apply=True).is_written
 
 
 def test_retries_go_and_dead_letters_stay(world: ConsumerWorld, groups: ConsumerGroups) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -11,11 +12,17 @@ from typer.testing import CliRunner
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
+from tests.kit.kills import killed_at
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.delta.parquet import write_file
-from txmq.errors import TopicNotRebuiltError
+from txmq.errors import OffsetOutOfRangeError, TopicNotRebuiltError, TopicRestoredError
 from txmq.ground.columns import integers
+from txmq.ground.fail_points import FailPoint, arm
+from txmq.ops.admin.groups import ConsumerGroups
+from txmq.ops.admin.topics import Topics
 from txmq.ops.cli.app import app
+from txmq.testing import WrongClock, before_commit
 
 QUEUE = TopicQueue(TOPIC, 0)
 
@@ -44,6 +51,15 @@ def skip(world: ConsumerWorld, *skipped: str) -> None:
         [rows], table.log.columns, table.folder.filesystem, table.schema.statistics_columns
     )
     log.replace_files([new], log.mark, {0: rows.num_rows})
+
+
+def double(world: ConsumerWorld) -> None:
+    """All messages are there twice."""
+    log = world.store.tables.topic_log(TOPIC, world.store.tables.op_log().table.log.table_id)
+    rows = log.table.rows.read(log.table.files.all(), log.table.log.columns.names)
+    place = rows.column_names.index("queue_offset")
+    moved = pc.add(rows["queue_offset"], rows.num_rows)
+    log.swap(rows.set_column(place, rows.schema.field(place), moved), log.mark, {0: len(rows) * 2})
 
 
 def shown(world: ConsumerWorld) -> list[tuple[int, str]]:
@@ -164,3 +180,155 @@ def test_command_names_the_groups_and_takes_force(world: ConsumerWorld) -> None:
     assert refused.exit_code != 0
     assert forced.exit_code == 0, forced.output
     assert shown(world) == everything()
+
+
+@pytest.mark.parametrize("is_doubled", [True, False])
+def test_group_that_is_reset_while_the_topic_is_rebuilt_misses_nothing(
+    tmp_path: Path, *, is_doubled: bool
+) -> None:
+    with closing(ConsumerWorld(tmp_path, queues=1)) as world:
+        world.send_to(0, *(f"m{number}" for number in range(6)))
+        if is_doubled:
+            double(world)
+        else:
+            skip(world, "m2", "m3")
+        read(world, 1)
+        groups = ConsumerGroups(world.store, clock=world.clock)
+
+        with before_commit(lambda: rebuilt(world), table=f"group_{BILLING}"):
+            reset = groups.reset_offsets(BILLING, TOPIC, ConsumeFromWhere.LAST_OFFSET, apply=True)
+
+        assert (reset.before, reset.after) == ({0: 1}, {0: 6})
+        world.send_to(0, "m6", "m7")
+        assert bodies(drained(world.consumer())) == ["m6", "m7"]
+
+
+def rebuilt(world: ConsumerWorld) -> None:
+    assert world.topics.rebuild(TOPIC, apply=True).is_written
+
+
+@pytest.mark.parametrize("ahead_s", [-400 * 86_400, 400 * 86_400])
+def test_clock_of_the_operator_makes_no_message_older_or_younger(
+    world: ConsumerWorld, ahead_s: int
+) -> None:
+    topics = Topics(world.store, clock=WrongClock(ahead_s, of_store=world.clock))
+
+    assert topics.rebuild(TOPIC, apply=True).missing == 2
+
+    times = {row["store_timestamp"].timestamp() for row in world.rows()}
+    assert {abs(time_s - world.clock.now_ms() / 1000) < 1 for time_s in times} == {True}
+
+
+# --- a rebuild that sleeps ------------------------------------------------------------------------
+
+
+def test_group_that_is_reset_before_a_rebuild_wakes_up_misses_nothing(world: ConsumerWorld) -> None:
+    """The whole reset is done between the rebuild's look at the groups and its commit."""
+    read(world, 1)
+
+    with before_commit(lambda: reset_to_end(world), table=TOPIC):
+        result = world.topics.rebuild(TOPIC, apply=True)
+
+    assert (result.is_written, result.groups) == (True, (BILLING,))
+    assert bodies(drained(world.consumer())) == ["m2", "m3", "m4", "m5"]
+
+
+def test_group_that_reads_before_a_rebuild_wakes_up_misses_nothing(world: ConsumerWorld) -> None:
+    with before_commit(lambda: read(world, 4), table=TOPIC):
+        result = world.topics.rebuild(TOPIC, apply=True)
+
+    assert result.groups == (BILLING,)
+    assert bodies(drained(world.consumer())) == ["m2", "m3", "m4", "m5"]
+
+
+def test_member_that_joins_before_a_rebuild_wakes_up_commits_no_old_offset(
+    world: ConsumerWorld,
+) -> None:
+    consumers = []
+
+    def join() -> None:
+        consumers.append(world.consumer())
+        assert len(consumers[0].poll(10, 0)) == 4
+
+    with before_commit(join, table=TOPIC):
+        world.topics.rebuild(TOPIC, apply=True)
+
+    assert consumers[0].commit().refused == {QUEUE}
+    assert bodies(drained(consumers[0])) == [f"m{number}" for number in range(6)]
+
+
+def test_member_that_has_read_the_old_order_is_told_where_nobody_puts_it_back(
+    world: ConsumerWorld,
+) -> None:
+    """The rebuild is killed between its commit and its second look at the groups."""
+    consumer = world.consumer()
+
+    def read_on() -> None:
+        assert len(consumer.poll(10, 0)) == 4
+
+    with before_commit(read_on, table=TOPIC), killed_at(1, FailPoint.TOPIC_COMMITTED):
+        world.topics.rebuild(TOPIC, apply=True, force=True)
+
+    consumer.commit()
+    with pytest.raises(TopicRestoredError, match="rebuilt"):
+        consumer.poll(10, 0)
+    consumer.close()
+    with pytest.raises(TopicRestoredError, match="rebuilt"):
+        world.consumer(member_id="next").poll(10, 0)
+
+
+def test_by_force_what_was_read_in_the_new_order_does_not_come_again(world: ConsumerWorld) -> None:
+    """The rebuild sleeps between its commit and its second look at the groups."""
+    read(world, 4)
+
+    with at_step(FailPoint.TOPIC_COMMITTED, lambda: read(world, 10)):
+        world.topics.rebuild(TOPIC, apply=True, force=True)
+
+    world.send_to(0, "m6")
+    assert bodies(drained(world.consumer())) == ["m6"]
+
+
+def test_reset_after_the_commit_of_a_rebuild_is_not_undone_by_its_second_look(
+    world: ConsumerWorld,
+) -> None:
+    read(world, 1)
+
+    with at_step(FailPoint.TOPIC_COMMITTED, lambda: reset_to_end(world)):
+        world.topics.rebuild(TOPIC, apply=True, force=True)
+
+    world.send_to(0, "m6")
+    assert bodies(drained(world.consumer())) == ["m6"]
+
+
+def test_reset_to_an_offset_that_a_rebuild_takes_away_changes_nothing(tmp_path: Path) -> None:
+    with closing(ConsumerWorld(tmp_path, queues=1)) as world:
+        world.send_to(0, *(f"m{number}" for number in range(6)))
+        double(world)
+        read(world, 1)
+        groups = ConsumerGroups(world.store, clock=world.clock)
+
+        with (
+            before_commit(lambda: rebuilt(world), table=f"group_{BILLING}"),
+            pytest.raises(OffsetOutOfRangeError),
+        ):
+            groups.reset_offsets(BILLING, TOPIC, {0: 12}, apply=True)
+
+        assert offsets_of(world)[QUEUE] == 1
+        assert bodies(drained(world.consumer())) == [f"m{number}" for number in range(1, 6)]
+
+
+def reset_to_end(world: ConsumerWorld) -> None:
+    groups = ConsumerGroups(world.store, clock=world.clock)
+    groups.reset_offsets(BILLING, TOPIC, ConsumeFromWhere.LAST_OFFSET, apply=True)
+
+
+@contextmanager
+def at_step(point: FailPoint, action: Callable[[], None]) -> Iterator[None]:
+    """Do this once as a step is reached, as others do while this process sleeps there."""
+    waiting = [action]
+    disarm = arm(lambda at: waiting.pop()() if at is point and waiting else None)
+    try:
+        yield
+    finally:
+        disarm()
+    assert not waiting

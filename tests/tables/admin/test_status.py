@@ -73,6 +73,12 @@ def test_a_new_store_is_empty(empty: HandMadeStore, clock: ManualClock) -> None:
     assert status.messages == {}
 
 
+def test_a_half_without_an_id_hides_no_figures(empty: HandMadeStore, clock: ManualClock) -> None:
+    empty.prepare(*halves(1, "orders"), Half(2, 0, changes={"transaction_id": None}))
+    status = Admin(empty.store, clock=clock).status()
+    assert (status.open, status.half_messages) == (1, {"orders": 1})
+
+
 def test_what_could_not_be_asked_is_counted_by_its_reason(
     empty: HandMadeStore, clock: ManualClock
 ) -> None:

@@ -334,6 +334,9 @@ class Past:
     def rows(self) -> list[dict[str, Any]]:
         return topic_rows(self.store, TOPIC)
 
+    def is_parked(self) -> bool:
+        return any(one.is_parked for one in self.topics.all() if one.topic == TOPIC)
+
     def oldest(self) -> str:
         return min(row["transaction_id"] for row in self.rows())
 
@@ -376,6 +379,22 @@ def test_message_without_a_half_that_is_missing_stops_it(past: Past) -> None:
     with pytest.raises(TopicNotRebuiltError, match="nothing holds them"):
         past.topics.rebuild(TOPIC, apply=True)
     assert table_versions(past.store) == before
+
+
+def test_message_that_nothing_holds_any_more_is_given_up_by_name(past: Past) -> None:
+    past.vandal.lose(past.oldest(), TOPIC)
+    before = past.rows()
+    past.send(1)
+    assert past.is_parked()
+
+    past.topics.rebuild(TOPIC, apply=True, give_up=True)
+
+    assert past.rows() == before
+    past.clock.advance(3_600)
+    past.send(1)
+    assert len(past.rows()) == len(before) + 2
+    assert not past.topics.rebuild(TOPIC).is_needed
+    assert is_clean(past.store.location)
 
 
 def test_message_without_a_half_with_two_contents_stops_it(past: Past) -> None:

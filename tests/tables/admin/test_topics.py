@@ -22,6 +22,7 @@ from txmq.errors import (
     TopicNotFoundError,
 )
 from txmq.ground.clock import timestamp
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
@@ -399,6 +400,29 @@ def test_killed_deletion_is_done_again(
 
     assert topics.delete(TOPIC, apply=True).is_written
     assert store.topics() == []
+
+
+def test_topic_that_is_deleted_during_a_rebuild_stays_deleted(
+    store: Store, topics: Topics, producer: TransactionProducer
+) -> None:
+    send(producer, 3)
+    publish(store)
+    table = store.tables.table_at(f"topics/{TOPIC}")
+    table.writer.remove(table.files.all())
+
+    def deletes(point: FailPoint) -> None:
+        if point is FailPoint.PAYLOAD_WRITTEN:
+            assert topics.delete(TOPIC, apply=True).is_written
+
+    disarm = arm(deletes)
+    try:
+        topics.rebuild(TOPIC, apply=True)
+    finally:
+        disarm()
+
+    assert topic_rows(store, TOPIC) == []
+    assert store.topics() == []
+    assert verify(store.location).is_clean
 
 
 def test_maintenance_looks_after_what_is_left_of_a_deleted_topic(

@@ -8,16 +8,28 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from tests.kit.backup_world import TOPIC, KilledError, Life, check_restored, consumed, kill_at
+from tests.kit.backup_world import (
+    READERS,
+    TOPIC,
+    KilledError,
+    Life,
+    check_restored,
+    consumed,
+    kill_at,
+)
 from tests.kit.reading import topic_rows
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.delta import failures as retries
 from txmq.delta.folder import UNFINISHED
 from txmq.delta.log_files import clean_log
+from txmq.delta.parquet import write_file
 from txmq.errors import BackupError
 from txmq.maintenance.service import Maintenance
 from txmq.ops.admin.doctor import findings_of_order
+from txmq.ops.admin.groups import ConsumerGroups
 from txmq.ops.admin.topics import Topics
 from txmq.ops.backup import backup
 from txmq.ops.backup import backup as pins
@@ -234,6 +246,41 @@ def test_claims_that_clean_up_takes_between_two_tables_are_settled_in_the_copy(
 
     restore(result.location, tmp_path / "restored")
     check_restored(tmp_path / "restored", life.clock, acknowledged)
+
+
+def test_rebuild_that_moves_offsets_between_a_group_and_its_topic_pins_them_anew(
+    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = lose_the_first(life)
+    topics = Topics(life.store, clock=life.clock)
+    before_pin(
+        monkeypatch, f"topics/{TOPIC}", lambda: topics.rebuild(TOPIC, apply=True, force=True)
+    )
+
+    result = back_up(life.store, tmp_path / "backup")
+
+    restore(result.location, tmp_path / "restored")
+    store = check_restored(tmp_path / "restored", life.clock, life.acknowledged)
+    assert lost in consumed(store, life.clock)
+
+
+def lose_the_first(life: Life) -> str:
+    """A message of queue 0 that the group has not seen, with those behind it at its offsets."""
+    tables = life.store.tables
+    log = tables.topic_log(TOPIC, tables.op_log().table_id)
+    table = log.table
+    rows = table.rows.read(table.files.all(), log.table.log.columns.names)
+    rows = rows.sort_by([("queue_id", "ascending"), ("queue_offset", "ascending")])
+    offsets = [max(0, row["queue_offset"] - (not row["queue_id"])) for row in rows.to_pylist()]
+    place = rows.column_names.index("queue_offset")
+    left = rows.set_column(place, rows.schema.field(place), pa.array(offsets)).slice(1)
+    file = write_file(
+        [left], table.log.columns, table.folder.filesystem, table.schema.statistics_columns
+    )
+    log.replace_files([file], log.mark, {0: log.next_offsets([0])[0] - 1})
+    group = ConsumerGroups(life.store, clock=life.clock)
+    group.reset_offsets(READERS, TOPIC, ConsumeFromWhere.LAST_OFFSET, apply=True)
+    return str(rows["message_id"][0].as_py())
 
 
 # --- a second one to the same place ---------------------------------------------------------------

@@ -29,6 +29,7 @@ from txmq.message.lifecycle import PENDING, Claim, ClaimKind, ClaimSource, Halve
 from txmq.message.lifecycle import TransactionState as State
 from txmq.message.message import LocalTransactionState
 from txmq.store.config import Config
+from txmq.store.logs import NONE_WAIT
 from txmq.store.op import OpRow, op_table
 
 NOW_MS = 1_000_000
@@ -83,6 +84,7 @@ def standing_table(now: list[CheckStanding]) -> pa.Table:
             "check_times": one.standing.check_times,
             "next_check_ms": one.standing.next_check_timestamp_ms,
             "uncounted": one.uncounted,
+            "must_be_asked": one.must_be_asked,
         }
         for one in now
     ]
@@ -181,8 +183,8 @@ class Logs:
         return SimpleNamespace(
             op=self,
             settled=self,
-            set_aside=dict,
-            unsettled_claims=lambda ids: self.claims_between(self.mark, self.version, ids),
+            set_aside=lambda: NONE_WAIT,
+            unsettled_claims=lambda ids: (self.claims_between(self.mark, self.version, ids), {}),
         )
 
     def claims(self, own_id: str, since: int = -1) -> list[Claim]:

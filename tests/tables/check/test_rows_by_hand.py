@@ -12,15 +12,21 @@ from tests.kit.builders import GROUP, halves, op_row
 from tests.kit.check_world import COMMIT as SAYS_COMMIT
 from tests.kit.check_world import CheckWorld
 from tests.kit.delay_world import DelayWorld
+from tests.kit.foreign_input import column_of
 from tests.kit.reading import bodies, log_rows, publish, rows_of
 from txmq.check.recheck import RecheckJob
 from txmq.errors import InvalidMessageError
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC
+from txmq.ops.admin.life import LifeStage
+from txmq.ops.admin.messages import MessageQuery
+from txmq.ops.admin.operator import Operator
+from txmq.ops.admin.status import Admin, Schedule, scheduled
 from txmq.producer.producer import TransactionProducer
-from txmq.store.schemas import HALF, OP
+from txmq.store.schemas import HALF, OP, SCHEDULE
 from txmq.store.set_aside import read_set_aside
+from txmq.testing import published_messages
 from txmq.verify import verify
 
 if TYPE_CHECKING:
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 
     from txmq.store.store import Store
 
+KEY = op_row(1).transaction_id
+NO_TIMES_US = (-(2**63), 2**63 - 1)
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
 
@@ -111,6 +119,12 @@ def test_claim_before_its_half_has_no_effect_and_the_next_one_counts(store: Stor
     assert bodies(store) == [b"body-0"]
 
 
+def with_time(rows: pa.Table, column: str, time_us: int) -> pa.Table:
+    times = pa.array([time_us] * rows.num_rows, pa.int64())
+    field = rows.schema.field(column)
+    return rows.set_column(rows.schema.get_field_index(column), field, times.cast(field.type))
+
+
 # --- halves ---------------------------------------------------------------------------------
 
 
@@ -149,6 +163,44 @@ def test_half_with_a_strange_immunity_is_asked_about_like_any_other(
     assert verify(world.store.location).is_clean
 
 
+@pytest.mark.parametrize("time_us", NO_TIMES_US)
+def test_half_with_a_time_that_python_has_not_is_asked_about_like_any_other(
+    tmp_path: Path, time_us: int
+) -> None:
+    world = CheckWorld(tmp_path)
+    odd = with_time(changed(halves(1, producer_group="orders")), "born_timestamp", time_us)
+    append(world.store, "half", odd)
+    fine, listener = world.prepare(), world.listener(SAYS_COMMIT)
+    world.clock.advance(3600)
+
+    RecheckJob(world.store, listeners={"orders": listener}, clock=world.clock).run_once()
+    publish(world.store)
+
+    assert sorted(listener.asked()) == sorted([op_row(1).transaction_id, *fine])
+    (message,) = published_messages(world.store, "order-paid")
+    assert message.body == b"body-0"
+    assert verify(world.store.location).is_clean
+
+
+@pytest.mark.parametrize("time_us", NO_TIMES_US)
+@pytest.mark.parametrize("column", ["op_timestamp", "next_check_timestamp"])
+def test_claim_with_a_time_that_python_has_not_has_no_effect_and_stops_no_verify(
+    store: Store, column: str, time_us: int
+) -> None:
+    append(store, "half", halves(1))
+    claim(store, op_row(1, ClaimKind.UNKNOWN, life=0))
+    rows = pa.Table.from_pylist(
+        [{**row, "kind": "ROLLBACK"} for row in rows_of(f"{store.location}/op")], OP.columns
+    )
+    append(store, "op", with_time(rows, column, time_us))
+    claim(store, op_row(1))
+    sell(store, b"another")
+    publish(store)
+
+    assert bodies(store) == [b"another", b"body-0"]
+    assert verify(store.location).is_clean
+
+
 @pytest.mark.parametrize("immunity", ["-1", "abc", "100.5"])
 def test_message_with_a_strange_immunity_is_refused(immunity: str) -> None:
     with pytest.raises(InvalidMessageError, match=IMMUNITY):
@@ -180,3 +232,48 @@ def test_half_for_the_schedule_itself_is_set_aside_and_stops_no_delivery(tmp_pat
     # It is tried again, and holds up nobody then either.
     world.send("later", delay_s=5)
     assert world.after(100_000) == ["late", "later"]
+
+
+# --- other tables and tools -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["transaction_id", "sequence", "op_version"])
+def test_row_of_the_schedule_without_a_place_stops_no_delivery(tmp_path: Path, column: str) -> None:
+    world = DelayWorld(tmp_path)
+    world.send("late", delay_s=5)
+    (row,) = rows_of(f"{world.store.location}/topics/{SCHEDULE_TOPIC}")
+    rows = pa.Table.from_pylist([{**row, column: None}], SCHEDULE.columns)
+    append(world.store, f"topics/{SCHEDULE_TOPIC}", rows)
+    world.restart()
+
+    assert world.after(10) == ["late"]
+    assert scheduled(world.store.tables.schedule_log(), world.store.tables.logs().settled, 0) == (
+        Schedule(0, 0.0)
+    )
+
+
+@pytest.mark.parametrize("column", ["real_topic", "message_id", "producer_group", "keys"])
+@pytest.mark.parametrize("value", [None, b"\xff\xfe", b"../../evil"])
+def test_tools_show_a_transaction_of_which_a_row_is_odd(
+    store: Store, column: str, value: bytes | None
+) -> None:
+    odd = halves(1).set_column(
+        HALF.columns.get_field_index(column),
+        HALF.columns.field(column),
+        column_of(value, pa.string()),
+    )
+    append(store, "half", with_time(odd, "born_timestamp", 2**63 - 1))
+    append(
+        store,
+        "half",
+        changed(
+            halves(1), born_timestamp=None, sequence=1, message_count=None, message_id=f"{KEY}:1"
+        ),
+    )
+
+    life = Admin(store).transaction(KEY)
+    messages = MessageQuery(store).by_transaction(KEY)
+
+    assert [event.stage for event in life.events] == [LifeStage.HALF, LifeStage.HALF]
+    assert f"{KEY}:1" in [message.message_id for message in messages]
+    assert [row.transaction_id for row in Operator(store).open_transactions()] == [KEY]

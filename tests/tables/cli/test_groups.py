@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,7 +24,7 @@ from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
-from txmq.ops.cli.app import app
+from txmq.ops.cli.app import _whole, app
 from txmq.ops.cli.groups import Ending
 
 GROUP = "billing"
@@ -275,6 +278,30 @@ def test_reset_is_dry_unless_it_is_applied(world: DelayWorld, location: str) -> 
     assert bodies(location, TOPIC, "--group", GROUP) == list("012345")
 
 
+def test_a_dry_reset_shows_the_moment_that_it_means(location: str) -> None:
+    bodies(location, TOPIC, "--group", GROUP)
+
+    dry = run(
+        "offsets", "reset", location, GROUP, "--topic", TOPIC, "--to", "2026-07-01T14:00:00+02:00"
+    )
+
+    assert "from 2026-07-01 12:00:00Z on; dry run" in dry.stdout
+
+
+@pytest.mark.parametrize(
+    ("zone", "code"), [("Europe/Berlinn", 2), ("UTC", 0), ("CET-1CEST", 0), ("", 0)]
+)
+def test_a_local_time_in_a_zone_that_nobody_knows_is_refused(
+    location: str, monkeypatch: pytest.MonkeyPatch, zone: str, code: int
+) -> None:
+    bodies(location, TOPIC, "--group", GROUP)
+    monkeypatch.setenv("TZ", zone)
+    asked = ("offsets", "reset", location, GROUP, "--topic", TOPIC, "--to")
+
+    assert run(*asked, "2026-07-01T14:00:00").exit_code == code
+    assert run(*asked, "2026-07-01T14:00:00Z").exit_code == 0
+
+
 def test_group_is_deleted_only_with_apply(world: DelayWorld, location: str) -> None:
     bodies(location, TOPIC, "--group", GROUP)
     before = table_versions(world.store)
@@ -378,3 +405,48 @@ def test_follower_that_is_told_to_end_leaves_its_group(
 
     assert (process.returncode, errors) == (code, b"")
     assert told("groups", location)["groups"][0]["members"] == []
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_nothing_is_consumed_that_a_full_disk_did_not_take_whole(
+    location: str, tmp_path: Path, unbuffered: str
+) -> None:
+    command = [sys.executable, "-m", "txmq", "consume", location, TOPIC, "--group", GROUP]
+    # A disk with room for three lines after a file that is larger than any of the store.
+    taken, before = tmp_path / "taken", b" " * 100_000
+    taken.write_bytes(before)
+
+    def until_full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (101_000, 101_000))
+
+    with taken.open("ab") as out:
+        ran = subprocess.run(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, preexec_fn=until_full,
+        )  # fmt: skip
+
+    whole = taken.read_text().count("\n")
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1), ran.stderr
+    assert "cannot be written" in ran.stderr
+    assert bodies(location, TOPIC, "--group", GROUP) == list("012345")[whole:]
+
+
+def test_an_argument_that_is_no_text_for_the_terminal_is_told(location: str) -> None:
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "txmq", "message", location, "--key", "gr\u00fcn"]
+
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **ascii_alone}
+    )
+
+    assert ran.returncode == 2
+    assert "no text in the encoding of this terminal (ascii). Set LC_ALL=C.UTF-8" in ran.stderr
+
+
+def test_what_a_terminal_has_no_character_for_is_escaped() -> None:
+    written = io.BytesIO()
+    stream = _whole(io.TextIOWrapper(written, "ascii", "surrogateescape"))
+
+    print("gr\u00fcn", file=stream, flush=True)
+
+    assert written.getvalue() == b"gr\\xfcn\n"

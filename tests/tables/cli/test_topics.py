@@ -89,6 +89,30 @@ def test_body_that_is_no_json_object_is_one_clean_line(
     assert store.topics() == []
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_body_schema_of_a_windows_editor_is_read(
+    store: Store, tmp_path: Path, encoding: str
+) -> None:
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps(ORDERS), encoding=encoding)
+
+    result = run("topics", "create", store.location, TOPIC, "--body", str(body))
+
+    assert result.exit_code == 0, result.output
+    assert Topics(store).describe(TOPIC).summary.settings.body == ORDERS
+
+
+def test_a_body_schema_that_is_no_json_is_told_with_line_and_column(
+    store: Store, tmp_path: Path
+) -> None:
+    body = tmp_path / "body.json"
+    body.write_text('{\n  "type": record}', encoding="utf-8")
+
+    result = run("topics", "create", store.location, TOPIC, "--body", str(body))
+
+    assert f"{body} is no JSON: line 2, column 11" in result.stderr
+
+
 def test_list_shows_every_topic(made: Filled) -> None:
     Topics(made.store).create("empty", reserved_time_h=0.5)
 
@@ -169,7 +193,7 @@ def test_delete_of_a_topic_in_use_is_one_clean_line(made: Filled) -> None:
     result = run("topics", "delete", made.location, "paid", "--apply")
 
     assert result.exit_code == 2
-    assert "open or not published" in result.stderr
+    assert "open, set aside or not published" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 

@@ -232,7 +232,7 @@ def test_second_thread_is_refused(
     try:
         from tests.kit.reading import wait_until
 
-        wait_until(consumer._use._lock.locked)
+        wait_until(lambda: consumer._use._is_taken)
         with pytest.raises(ConcurrentUseError):
             call(consumer)
     finally:

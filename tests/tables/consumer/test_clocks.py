@@ -20,6 +20,7 @@ from tests.kit.consumer_world import (
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.group import group_in, state_of, value_of
 from txmq.consumer.pull import PullConsumer
+from txmq.delta.folder import TableFolder
 from txmq.errors import ConsumerGroupConflictError
 from txmq.message.received import ReceivedMessage
 from txmq.testing import ManualClock
@@ -151,6 +152,21 @@ def test_member_that_renews_is_not_taken_for_silent_by_one_that_joins(
 
     assert first.assignment
     assert drained(second) == []
+
+
+def test_member_of_a_storage_that_keeps_whole_seconds_is_silent_for_as_long_as_is_certain(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(1)
+    world.consumer(member_id="lives")
+    make_old(world, lease_s(world) + 0.5)
+    with monkeypatch.context() as whole_seconds:
+        whole_seconds.setattr(TableFolder, "rounding_ms", 999)
+        world.consumer(member_id="first").close()
+    assert "lives" in group_in(world.store, BILLING).read().members
+
+    world.consumer(member_id="second").close()
+    assert "lives" not in group_in(world.store, BILLING).read().members
 
 
 def test_value_of_a_group_is_read_by_earlier_versions_and_theirs_is_read_too(

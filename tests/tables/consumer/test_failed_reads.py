@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, offsets_of
+from tests.kit.consumer_world import (
+    BILLING,
+    ConsumerWorld,
+    bodies,
+    drained,
+    offsets_of,
+    taken_from,
+)
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
@@ -71,14 +78,14 @@ def test_what_nobody_handled_is_handed_out_again_though_its_commit_failed(
     )  # fmt: skip
     reader = GroupReader(world.store, subscription, world.clock, world.sent_back)
     ranges = RangeReader(reader)
-    taken = ranges.take(100)
+    taken = taken_from(ranges, 100)
     full = OSError(errno.ENOSPC, "no space")
 
     with failing_commits(1, error=full), pytest.raises(StoreFullError):
         ranges.commit({TopicQueue(TOPIC, 0): 1}, taken)
     world.send_to(0, "later")
     reader._looked_s = reader._member._looked_s = 0.0
-    again = ranges.take(100)
+    again = taken_from(ranges, 100)
     ranges.commit({queue: end for queue, _, end in again}, again)
 
     assert [(start, end) for _, start, end in again] == [(1, 3)]

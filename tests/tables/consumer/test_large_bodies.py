@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.consumer_world import BILLING, ConsumerWorld, are_in_order, bodies, drained
+from tests.kit.consumer_world import (
+    BILLING,
+    ConsumerWorld,
+    are_in_order,
+    bodies,
+    drained,
+    taken_from,
+)
 from tests.kit.delay_world import TOPIC
 from txmq.consumer import reader as topic_reader
 from txmq.consumer import taking
@@ -135,9 +142,9 @@ def test_batch_of_offsets_is_bounded_by_the_size_of_its_files(world: ConsumerWor
     row_bytes = file.size_bytes // file.num_records
     ranges = RangeReader(reader)
 
-    first = ranges.take(100_000, 5 * row_bytes)
-    smallest = ranges.take(100_000, 1)
-    rest = ranges.take(100_000)
+    first = taken_from(ranges, 100_000, 5 * row_bytes)
+    smallest = taken_from(ranges, 100_000, 1)
+    rest = taken_from(ranges, 100_000)
     reader.leave()
 
     assert count_messages(first) == 5

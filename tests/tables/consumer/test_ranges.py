@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, offsets_of
+from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, offsets_of, taken_from
 from tests.kit.delay_world import TOPIC
+from tests.kit.kills import interrupted
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.group_rules import ConsumeMode, TopicQueue
+from txmq.consumer.group_rules import Commits, ConsumeMode, Followed, TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.errors import QueueNotOwnedError, StoreFullError
 from txmq.spark.members import OffsetRange, RangeReader, SparkBatches, count_messages, split_in_two
@@ -60,25 +61,45 @@ def test_both_parts_of_split_ranges_keep_each_queue_in_order() -> None:
 def test_all_that_is_visible_is_taken_once(reader: GroupReader) -> None:
     ranges = RangeReader(reader)
 
-    assert sorted(ranges.take(100)) == everything()
-    assert ranges.take(100) == []
+    assert sorted(taken_from(ranges, 100)) == everything()
+    assert taken_from(ranges, 100) == []
 
 
 def test_no_more_is_taken_than_is_asked_for(reader: GroupReader) -> None:
     ranges = RangeReader(reader)
 
-    assert [count_messages(ranges.take(5)) for _ in range(4)] == [5, 5, 2, 0]
+    assert [count_messages(taken_from(ranges, 5)) for _ in range(4)] == [5, 5, 2, 0]
 
 
 def test_rest_of_a_range_is_handed_out_again(world: ConsumerWorld, reader: GroupReader) -> None:
     ranges, queue = RangeReader(reader), TopicQueue(TOPIC, 1)
-    taken = ranges.take(100)
+    taken = taken_from(ranges, 100)
     handled = {offsets.queue: 3 for offsets in taken} | {queue: 1}
 
     ranges.commit(handled, taken)
 
     assert offsets_of(world)[queue] == 1
-    assert ranges.take(100) == [OffsetRange(queue, 1, 3)]
+    assert taken_from(ranges, 100) == [OffsetRange(queue, 1, 3)]
+
+
+def test_ranges_that_an_interrupt_keeps_from_the_handler_come_again(
+    reader: GroupReader,
+) -> None:
+    seen: list[OffsetRange] = []
+
+    class Offsets:
+        def check_session(self) -> None:
+            pass
+
+        def dataframe(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
+            return ranges
+
+    batches = SparkBatches(RangeReader(reader), Offsets(), seen.extend, 100)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt), interrupted(GroupReader, "hand_out", nth=2):
+        batches.run_batch()
+    batches.run_once()
+
+    assert sorted(seen) == everything()
 
 
 def test_rest_of_a_batch_is_handed_out_again_where_a_full_disk_keeps_it_from_being_committed(
@@ -88,6 +109,9 @@ def test_rest_of_a_batch_is_handed_out_again_where_a_full_disk_keeps_it_from_bei
     poison = {TopicQueue(TOPIC, 2)}
 
     class Offsets:
+        def check_session(self) -> None:
+            pass
+
         def dataframe(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
             return ranges
 
@@ -126,28 +150,29 @@ def test_ranges_that_are_taken_when_the_lease_ends_are_taken_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(GroupReader, "end_offset", slow)
-        assert ranges.take(100) == []
+        assert taken_from(ranges, 100) == []
     look_again(reader)
 
-    assert sorted(ranges.take(100)) == everything()
+    assert sorted(taken_from(ranges, 100)) == everything()
 
 
 def test_seek_moves_all_queues_but_those_that_are_refused(
     reader: GroupReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranges = RangeReader(reader)
-    taken = ranges.take(100)
+    taken = taken_from(ranges, 100)
     ranges.commit({offsets.queue: offsets.end for offsets in taken}, taken)
     lost, member = TopicQueue(TOPIC, 0), reader._member
     swap = member.seek
 
-    def refusing(offsets: dict[TopicQueue, tuple[int, int]]) -> frozenset[TopicQueue]:
-        return swap({queue: at for queue, at in offsets.items() if queue != lost}) | {lost}
+    def refusing(offsets: Commits, seen_in: Followed) -> frozenset[TopicQueue]:
+        held = {queue: at for queue, at in offsets.items() if queue != lost}
+        return swap(held, seen_in) | {lost}
 
     monkeypatch.setattr(member, "seek", refusing)
     with pytest.raises(QueueNotOwnedError):
         reader.seek({TopicQueue(TOPIC, queue): 1 for queue in range(QUEUES)})
 
-    assert sorted(ranges.take(100)) == [
+    assert sorted(taken_from(ranges, 100)) == [
         OffsetRange(TopicQueue(TOPIC, queue), 1, 3) for queue in range(1, QUEUES)
     ]

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.kit.consumer_world import QUEUES, ConsumerWorld, bodies, drained, offsets_of, wake
+from tests.kit.consumer_world import (
+    QUEUES,
+    ConsumerWorld,
+    bodies,
+    drained,
+    offsets_of,
+    taken_from,
+    wake,
+)
 from txmq.consumer.group_rules import TopicCommit, TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
@@ -155,12 +163,12 @@ def test_ranges_of_other_topics_are_taken_beside_one_with_a_damaged_log(
     ranges = RangeReader(consumer._reader)
 
     wake(consumer)
-    assert ranges.take(10) == [OffsetRange(TopicQueue("a", 0), 0, 1)]
+    assert taken_from(ranges, 10) == [OffsetRange(TopicQueue("a", 0), 0, 1)]
     with pytest.raises(StorageError):
-        ranges.take(10)
+        taken_from(ranges, 10)
     restore()
     wake(consumer)
-    assert ranges.take(10) == [OffsetRange(TopicQueue("b", 0), 1, 2)]
+    assert taken_from(ranges, 10) == [OffsetRange(TopicQueue("b", 0), 1, 2)]
 
 
 def test_new_group_serves_other_topics_beside_one_whose_first_offset_cannot_be_read(

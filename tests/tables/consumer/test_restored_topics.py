@@ -47,6 +47,21 @@ def read_and_restored(world: ConsumerWorld, mode: ConsumeMode = ConsumeMode.CLUS
     world.publisher = Publisher(world.store, clock=world.clock)
 
 
+def read_while_it_is_restored(world: ConsumerWorld) -> None:
+    """A member commits after the topic became an older copy, which has grown as far again."""
+    folder = Path(world.store.location, "topics", TOPIC)
+    shutil.copytree(folder, folder.with_name("copy"))
+    world.send_to(0, "b", "c")
+    with world.consumer() as consumer:
+        assert bodies(consumer.poll(3, timeout_s=0)) == ["a", "b", "c"]
+        shutil.rmtree(folder)
+        folder.with_name("copy").rename(folder)
+        forget_ends(world.store)
+        world.publisher = Publisher(world.store, clock=world.clock)
+        world.send_to(0, "d", "e")
+        consumer.commit()
+
+
 def forget_ends(store: Store) -> None:
     """As a version of txmq kept its progress whose publishers did not notice an older copy."""
     register = store.tables.register("publisher")
@@ -73,6 +88,13 @@ def test_a_member_is_told_that_the_topic_is_an_older_copy_however_far_it_has_gro
     assert (error.topic, error.queue_id, error.offset) == (TOPIC, 0, 3)
     assert error.end_offset == 1 + len(later)
     assert "txmq offsets reset" in str(error)
+
+
+def test_an_offset_is_of_the_commit_in_which_it_was_read(world: ConsumerWorld) -> None:
+    """Not of the one that stands at its place when the member commits."""
+    read_while_it_is_restored(world)
+
+    told(world.consumer())
 
 
 def test_a_member_that_takes_ranges_is_told_too(world: ConsumerWorld) -> None:

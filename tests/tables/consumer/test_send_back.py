@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
 from tests.kit.handed_out import changed, received
 from txmq.check.recheck import RecheckJob
-from txmq.consumer.send_back import FailedMessage, SendBack, SentBack
+from txmq.consumer.send_back import FailedMessage, PlacedMessage, SendBack, SentBack
 from txmq.errors import (
+    AccessDeniedError,
     CommitConflictError,
     InvalidMessageError,
     InvalidNameError,
@@ -24,12 +25,15 @@ from txmq.errors import (
 from txmq.ground.clock import timestamp
 from txmq.ground.fail_points import FailPoint, arm
 from txmq.listeners.hooks import SendContext
+from txmq.message.ids import IdempotencyKey, keyed_transaction_id
 from txmq.message.message import Message
 from txmq.message.names import RETRY_PROPERTIES
 from txmq.message.received import ReceivedMessage
 from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
-from txmq.testing import failing_commits
+from txmq.producer.transaction import Transaction
+from txmq.store.store_clock import StoreClock
+from txmq.testing import WrongClock, failing_commits
 from txmq.verify import verify
 
 GROUP = "billing"
@@ -492,3 +496,91 @@ class dying_at:  # noqa: N801 - reads as a word in a with statement
     def _strike(self, point: FailPoint) -> None:
         if point is self._point:
             raise ZeroDivisionError
+
+
+# --- clocks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead_s", [-7_200, -3_600, 3_600, 7_200])
+def test_a_retry_is_found_by_a_machine_whose_clock_is_wrong(tmp_path: Path, ahead_s: int) -> None:
+    """The message is older than a window, so the id of its retry has the time of the window."""
+    world = DelayWorld(tmp_path, file_reserved_time_h=1)
+    message = first(world)
+    world.clock.advance(30 * 60)
+    sender(world).send_back(message, reason="no customer")
+    world.clock.advance(60)
+
+    wrong = SendBack(world.store, GROUP, WrongClock(ahead_s, of_store=world.clock))
+
+    assert wrong.are_sent_back([PlacedMessage.of(message, 0)]) == [True]
+    versions = commits(world)
+    wrong.send_back(message, reason="no customer")
+    assert commits(world) == versions
+
+
+def test_a_member_that_may_not_ask_for_the_stores_time_goes_by_its_own_and_says_so(
+    world: DelayWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = first(world)
+    refused = AccessDeniedError("clock", "may not be written")
+    monkeypatch.setattr(StoreClock, "now_ms", raising(refused))
+    one = sender(world)
+
+    sent = [one.send_back(message, reason="no customer") for _ in range(2)]
+
+    assert sent[0] == sent[1]
+    assert caplog.text.count("this machine's clock tells") == 1
+
+
+def raising(error: Exception) -> Callable[[object], int]:
+    def now_ms(_: object) -> int:
+        raise error
+
+    return now_ms
+
+
+# --- producer groups with the name of a consumer group --------------------------------------------
+
+
+def keyed_like_the_retry_of(world: DelayWorld, message: ReceivedMessage) -> Transaction:
+    """A transaction of a producer group of this name, whose key is made like that of a retry."""
+    producer = TransactionProducer(world.store, producer_group=GROUP, clock=world.clock)
+    transaction = producer.begin_transaction(
+        idempotency_key=f"send-back\n{message.message_id}\n0",
+        key_timestamp=message.store_timestamp,
+    )
+    transaction.send(Message(TOPIC, b"of the producer"))
+    transaction.prepare()
+    return transaction
+
+
+@pytest.mark.parametrize("is_of_earlier_txmq", [False, True])
+def test_a_producer_cannot_take_the_id_of_a_retry(
+    world: DelayWorld, monkeypatch: pytest.MonkeyPatch, *, is_of_earlier_txmq: bool
+) -> None:
+    fail(world, first(world, "another"))
+    message = first(world)
+    with monkeypatch.context() as patch:
+        if is_of_earlier_txmq:
+            patch.setattr(IdempotencyKey, "transaction_ids", ids_of_earlier_txmq)
+        transaction = keyed_like_the_retry_of(world, message)
+        transaction.commit()
+    world.publisher.run_once()
+
+    assert sender(world).are_sent_back([PlacedMessage.of(message, 0)]) == [False]
+    assert keyed_like_the_retry_of(world, message).id == transaction.id
+
+
+def test_a_retry_and_a_producer_of_its_groups_name_do_not_meet(world: DelayWorld) -> None:
+    message = first(world)
+    fail(world, message)
+    keyed_like_the_retry_of(world, message).commit()
+    world.publisher.run_once()
+
+    assert [each.body for each in after(world, 60)] == [b"order"]
+    assert b"of the producer" in [row["body"] for row in world.rows()]
+    assert is_clean(world)
+
+
+def ids_of_earlier_txmq(key: IdempotencyKey, group: str, attempt: int) -> tuple[str, ...]:
+    return (keyed_transaction_id(group, key.key, key.time_ms, attempt),)

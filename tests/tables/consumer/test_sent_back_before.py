@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained
+from tests.kit.consumer_world import (
+    BILLING,
+    ConsumerWorld,
+    bodies,
+    drained,
+    taken_from,
+)
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
@@ -169,7 +175,7 @@ def test_ranges_leave_out_what_was_sent_back(
     )  # fmt: skip
     reader = GroupReader(world.store, subscription, world.clock, sends_back(world))
     taken = []
-    while offsets := RangeReader(reader).take(100):
+    while offsets := taken_from(RangeReader(reader), 100):
         taken += [(start, end) for _, start, end in offsets]
     reader.leave()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +13,16 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.kit.delta_protocol import Snapshot, checked
-from tests.kit.numbers_table import NUMBERS, numbers_table, rows, something, without_commits_before
+from tests.kit.numbers_table import (
+    NUMBERS,
+    another,
+    numbers_table,
+    rows,
+    something,
+    without_commits_before,
+)
 from txmq.delta import checkpoints as checkpoint_file
-from txmq.delta.actions import commit_path
+from txmq.delta.actions import commit_path, session_mark
 from txmq.delta.checkpoints import (
     LAST_CHECKPOINT,
     OtherCheckpointError,
@@ -98,6 +106,37 @@ def test_removed_files_are_remembered_for_an_hour_only(
     assert [file.num_records for file in Table(table.location, NUMBERS).refresh().files.all()] == [
         1
     ]
+
+
+def test_removed_files_are_remembered_as_long_as_the_table_asks(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_file, "TOMBSTONE_MS", -60_000)
+    table.writer.set_properties({"delta.deletedFileRetentionDuration": "interval 2 hours"})
+    table.writer.append(rows(1), app_id="app", number=1)
+    table.writer.remove(table.files.all())
+
+    write_checkpoint(table.folder, 3)
+
+    content = pq.read_table(Path(table.location, checkpoint_path(3)))
+    assert len(content) - content["remove"].null_count == 1
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"delta.checkpoint.writeStatsAsStruct": "true"},
+        {"delta.checkpoint.writeStatsAsJson": "false"},
+    ],
+)
+def test_statistics_of_another_form_are_left_to_delta_rs(
+    table: Table, properties: dict[str, str]
+) -> None:
+    table.writer.append(rows(1), app_id="app", number=1)
+    table.writer.set_properties(properties)
+
+    with pytest.raises(OtherCheckpointError, match="statistics"):
+        write_checkpoint(table.folder, 2)
 
 
 def test_checkpoint_is_due_by_its_commits_and_by_what_it_holds(table: Table) -> None:
@@ -184,4 +223,54 @@ def test_values_that_do_not_fit_are_left_to_delta_rs(table: Table) -> None:
     Path(table.location, commit_path(2)).write_text(json.dumps(strange))
 
     with pytest.raises(OtherCheckpointError):
+        write_checkpoint(table.folder, 2)
+
+
+def later_by(table: Table, hours: int) -> None:
+    """Let so many hours go by for the marks of the last checkpoint."""
+    last = json.loads(Path(table.location, LAST_CHECKPOINT).read_text(encoding="utf-8"))
+    path = Path(table.location, checkpoint_path(last["version"]))
+    content = pq.read_table(path)
+    actions = content.to_pylist(maps_as_pydicts="strict")
+    for action in actions:
+        if action["txn"] is not None:
+            action["txn"]["lastUpdated"] -= hours * 3_600_000
+    pq.write_table(pa.Table.from_pylist(actions, checkpoint_file.SCHEMA), path)
+
+
+def test_mark_of_a_session_that_is_gone_leaves_the_log_after_three_days(table: Table) -> None:
+    gone, alive = session_mark("producer", uuid.uuid4()), session_mark("producer", uuid.uuid4())
+    table.writer.append(rows(1), app_id=gone, number=1)
+    table.writer.append(rows(2), app_id=alive, number=1)
+    table.writer.swap(rows(3), {"txmq-once/group": 7, "txmq/op": 5})
+    checkpoint_now(table.folder, 3)
+
+    later_by(table, 73)
+    table.writer.append(rows(4), app_id=alive, number=2)
+    checkpoint_now(table.folder, 4)
+
+    assert another(table).log.marks("txmq") == {alive: 2, "txmq-once/group": 7, "txmq/op": 5}
+    assert DeltaTable(table.location).transaction_version(gone) is None
+
+
+def test_mark_of_a_session_whose_clock_is_far_behind_stays(table: Table) -> None:
+    late = session_mark("check", uuid.uuid4())
+    action = {"txn": {"appId": late, "version": 1, "lastUpdated": 1}}
+    Path(table.location, commit_path(1)).write_text(json.dumps(action), encoding="utf-8")
+    checkpoint_now(table.folder, 1)
+
+    later_by(table, 71)
+    table.writer.append(rows(2), app_id="app", number=1)
+    checkpoint_now(table.folder, 2)
+
+    assert another(table).log.mark(late) == 1
+
+
+def test_field_of_a_file_that_a_checkpoint_would_lose_is_left_to_delta_rs(table: Table) -> None:
+    table.writer.append(rows(1), app_id="app", number=1)
+    file = {"path": "x.parquet", "partitionValues": {}, "size": 1, "modificationTime": 1,
+            "dataChange": True, "baseRowId": 7}  # fmt: skip
+    Path(table.location, commit_path(2)).write_text(json.dumps({"add": file}))
+
+    with pytest.raises(OtherCheckpointError, match="baseRowId"):
         write_checkpoint(table.folder, 2)

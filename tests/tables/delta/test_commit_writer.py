@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import time
@@ -25,7 +26,7 @@ from txmq.delta.commit_writer import TURN_FILE, Turns
 from txmq.delta.folder import Objects
 from txmq.delta.log_files import clean_log
 from txmq.delta.table import Table
-from txmq.errors import CommitRefusedError, StorageError, StoreFullError
+from txmq.errors import CommitRefusedError, StorageError, StoreFullError, UnsupportedTableError
 
 APP = "app"
 
@@ -56,6 +57,19 @@ def test_every_commit_keeps_delta_s_protocol_to_the_letter(table: Table) -> None
         file.size_bytes for file in another(table).files.all()
     ]
     assert stored(table) == [7]
+
+
+def test_history_says_what_each_commit_did(table: Table) -> None:
+    table.writer.append(rows(1), app_id=APP, number=1)
+    table.writer.append(rows(2), app_id=APP, number=2)
+    table.writer.rewrite(table.files.all(), table.writer.new_files(rows(1, 2)))
+    table.writer.replace(rows(3), {"progress": 1})
+    table.writer.remove(table.files.all())
+
+    history = DeltaTable(table.location).history()
+
+    names = [entry["operation"] for entry in reversed(history)]
+    assert names == ["CREATE TABLE", "WRITE", "WRITE", "OPTIMIZE", "WRITE", "DELETE"]
 
 
 def test_delta_rs_reads_what_it_writes(table: Table) -> None:
@@ -329,13 +343,80 @@ def test_second_writer_in_need_waits_for_the_first(table: Table) -> None:
     assert not Path(table.location, TURN_FILE).exists()
 
 
+# --- what a table asks of its writers ------------------------------------------------------------
+
+
+def with_constraint(table: Table) -> None:
+    DeltaTable(table.location).alter.add_constraint({"small": "number < 5"})
+
+
+def with_invariant(table: Table) -> None:
+    with_rule_of_a_column(table, "delta.invariants", '{"expression":{"expression":"number < 5"}}')
+
+
+def with_computed_column(table: Table) -> None:
+    with_rule_of_a_column(table, "delta.generationExpression", "1 + 1")
+
+
+def with_identity_column(table: Table) -> None:
+    with_rule_of_a_column(table, "delta.identity.start", "1")
+
+
+def with_rule_of_a_column(table: Table, key: str, rule: str) -> None:
+    first = (table.folder.commit_bytes(0) or b"").decode().splitlines()
+    (metadata,) = (json.loads(line) for line in first if "metaData" in line)
+    schema = json.loads(metadata["metaData"]["schemaString"])
+    schema["fields"][0]["metadata"][key] = rule
+    metadata["metaData"]["schemaString"] = json.dumps(schema)
+    path = commit_path(table.refresh().version + 1)
+    Path(table.location, path).write_text(json.dumps(metadata), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (with_constraint, r"checkConstraints \(small\)"),
+        (with_invariant, "invariants"),
+        (with_computed_column, "generatedColumns"),
+        (with_identity_column, "identityColumns"),
+    ],
+)
+def test_new_rows_are_refused_by_name_where_the_table_has_a_rule_for_them(
+    table: Table, change: Callable[[Table], None], name: str
+) -> None:
+    table.writer.append(rows(1), app_id=APP, number=1)
+    table.writer.append(rows(2), app_id=APP, number=2)
+    change(table)
+
+    with pytest.raises(UnsupportedTableError, match=name):
+        table.writer.append(rows(3), app_id=APP, number=3)
+    table.refresh().writer.rewrite(table.files.all(), table.writer.new_files(rows(1, 2)))
+    table.writer.commit_marks({"progress": 1})
+
+    assert stored(table) == [1, 2]
+
+
+def test_rows_of_a_table_that_is_append_only_stay(table: Table) -> None:
+    table.writer.append(rows(1), app_id=APP, number=1)
+    table.writer.set_properties({"delta.appendOnly": "true"})
+
+    for change in (lambda: table.writer.remove(table.files.all()),
+                   lambda: table.writer.replace(rows(2), {"progress": 1})):  # fmt: skip
+        with pytest.raises(UnsupportedTableError, match=r"delta\.appendOnly"):
+            change()
+    table.writer.append(rows(3), app_id=APP, number=2)
+    table.writer.rewrite(table.files.all(), table.writer.new_files(rows(1, 3)))
+
+    assert stored(table) == [1, 3]
+
+
 # --- logs that were cleaned or replaced ----------------------------------------------------------
 
 
 @pytest.fixture
 def no_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers put their first try without a look, as on an object store."""
-    monkeypatch.setattr(Objects, "_store", property(lambda objects: LocalStore(objects.location)))
+    monkeypatch.setattr(Objects, "_opened", lambda objects, _: LocalStore(objects.location))
     monkeypatch.setattr(Objects, "is_remote", True)
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.builders import halves
+from tests.kit.commits import after_commit
 from tests.kit.kills import killed_at
 from txmq.delta import log_files as log
+from txmq.delta.actions import commit_path
 from txmq.delta.checkpoints import checkpoint_path
 from txmq.delta.folder import Objects
 from txmq.delta.log_files import LogCleaned, LogFiles, clean_log, commit_news, log_files
@@ -302,6 +304,35 @@ def test_rows_of_a_writer_that_slept_in_its_commit_are_there_once(sleeping: Tabl
     fresh = Table(sleeping.location, sleeping.schema).refresh()
     assert len(message_ids(fresh)) == before + 4 + 1
     assert fresh.changes.read(version, version, ("message_id",)).num_rows == 1
+
+
+def test_commit_counts_whose_writer_slept_after_it_while_the_log_was_cleaned(table: Table) -> None:
+    sleeper = Table(table.location, table.schema).refresh()
+
+    def night() -> None:
+        table.reopen().writer.checkpoint()
+        clean_log(table, table.version)
+
+    with after_commit(night):
+        version = sleeper.writer.append(halves(30), app_id="sleeper", number=1)
+
+    assert version == table.version
+    table.writer.append(halves(31), app_id="producer", number=31)
+
+    fresh = Table(table.location, table.schema).refresh()
+    assert len(message_ids(fresh)) == 10 + 2
+
+
+def test_log_whose_newest_commit_is_in_its_checkpoint_alone_is_written_on(table: Table) -> None:
+    table.writer.checkpoint()
+    clean_log(table, table.version)
+    Path(table.location, commit_path(table.version)).unlink()
+    fresh = Table(table.location, table.schema)
+
+    version = fresh.writer.append(halves(30), app_id="producer", number=30)
+
+    assert version == table.version + 1
+    assert len(message_ids(Table(table.location, table.schema).refresh())) == 10 + 1
 
 
 def test_swap_of_a_writer_that_slept_in_its_commit_is_refused(sleeping: Table) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.builders import halves
+from txmq.delta.schemas import SWEPT_PROPERTY
 from txmq.delta.table import Table
 from txmq.delta.table_writer import TableWriter
 from txmq.errors import FilesSweptError
@@ -174,3 +175,25 @@ def test_register_is_changed_after_a_sweep(store: Store) -> None:
 
     assert seen.revision == 0
     assert register.read().value == {"a": 1}
+
+
+@pytest.mark.parametrize("fence", ["soon", "", "-5", "1" * 30, "4102444800000", "1e3"])
+def test_fence_that_another_program_spoiled_stops_no_writer_and_is_set_anew(
+    half: Table, fence: str
+) -> None:
+    half.writer.set_properties({SWEPT_PROPERTY: fence})
+
+    half.writer.append(halves(2), app_id="second", number=1)
+    half.writer.fence_files(7)
+
+    assert rows_in(half) == 2
+    assert half.log.properties()[SWEPT_PROPERTY] == "7"
+
+
+@pytest.mark.parametrize("interval", ["often", "", "0", "-5", "9" * 30, "2.5"])
+def test_checkpoint_interval_that_is_no_number_stops_no_writer(half: Table, interval: str) -> None:
+    half.writer.set_properties({"delta.checkpointInterval": interval})
+
+    half.writer.append(halves(2), app_id="second", number=1)
+
+    assert rows_in(half) == 2

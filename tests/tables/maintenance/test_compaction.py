@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import date
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -17,6 +18,7 @@ from tests.kit.kills import killed_at
 from txmq.delta import file_rows as batches
 from txmq.delta.files import DataFile
 from txmq.delta.table import Table
+from txmq.delta.table_log import TableLog
 from txmq.delta.table_writer import TableWriter
 from txmq.errors import CommitRefusedError
 from txmq.ground.fail_points import FailPoint, arm
@@ -212,6 +214,49 @@ def test_two_compactions_by_delta_rs_alone_would_double_every_row(store: Store) 
     second.optimize.compact()
 
     assert len(content(table)) == 16
+
+
+MERGES: dict[str, Callable[[DeltaTable], object]] = {
+    "compact": lambda handle: handle.optimize.compact(),
+    "z-order": lambda handle: handle.optimize.z_order(["message_id"]),
+}
+REMOVALS: dict[str, Callable[[Table], object]] = {
+    "merged": lambda table: compact(table, TARGET_BYTES),
+    "removed": lambda table: table.writer.remove(table.files.all()[:4]),
+    "replaced": lambda table: table.writer.replace(halves(100), {}),
+}
+
+
+@pytest.mark.parametrize("is_from_checkpoint", [True, False])
+@pytest.mark.parametrize("removal", REMOVALS)
+@pytest.mark.parametrize("merge", MERGES)
+def test_merge_by_delta_rs_that_began_before_is_refused_and_doubles_nothing(
+    store: Store, merge: str, removal: str, *, is_from_checkpoint: bool
+) -> None:
+    table = filled(store, 8)
+    if is_from_checkpoint:
+        table.writer.checkpoint()
+        table = store.tables.table_at("half")
+    sleeper = DeltaTable(table.location)
+    REMOVALS[removal](table.refresh())
+    rows = content(table)
+
+    with pytest.raises(CommitFailedError, match="Metadata changed"):
+        MERGES[merge](sleeper)
+
+    assert content(table) == rows
+    assert DeltaTable(table.location).to_pyarrow_table().num_rows == len(rows)
+
+
+def test_who_appends_goes_on_behind_a_merge(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = filled(store, 8)
+    sender = store.tables.table_at("half").refresh()
+    compact(table, TARGET_BYTES)
+    monkeypatch.setattr(TableLog, "reopen", lambda _: pytest.fail("it was refused"))
+
+    sender.writer.append(halves(100), app_id="another", number=1)
+
+    assert len(content(table)) == 9
 
 
 def _ids(number: int) -> object:

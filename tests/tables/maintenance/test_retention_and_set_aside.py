@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.kit.reading import bodies
+from txmq.errors import TopicInUseError
 from txmq.ground.fail_points import FailPoint, arm
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
-from txmq.testing import ManualClock
+from txmq.testing import ManualClock, failing_commits
+from txmq.verify import verify
 
 pytestmark = pytest.mark.usefixtures("files_read_each_time")
 HOUR_S = 3_600.0
@@ -52,3 +55,77 @@ def test_delivered_message_that_is_set_aside_outlives_its_day(tmp_path: Path) ->
 
     assert bodies(store, "order-paid") == [b"late"]
     assert read_set_aside(store.tables).transactions == {}
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+class TwoTopics:
+    """A transaction that topic a shows, and that was set aside before topic b got it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
+        self.store = Store.create(tmp_path / "store")
+        self.topics = Topics(self.store, clock=self.clock)
+        self.topics.create("a", queue_nums=1, reserved_time_h=1)
+        self.publisher = Publisher(self.store, clock=self.clock)
+        self.send("before", "a")
+        self.publisher.run_once()
+        (old,) = Path(self.store.location, "half").rglob("*.parquet")
+        self.send("both", "a", "b")
+        with failing_commits(9, table="b", error=OSError(5, "no")):
+            self.publisher.run_once()
+        (self.file,) = set(Path(self.store.location, "half").rglob("*.parquet")) - {old}
+        self.content = self.file.read_bytes()
+        self.file.unlink()
+        self.round_later()
+        self.send("after", "a")
+        self.round_later()
+        assert len(read_set_aside(self.store.tables).transactions) == 1
+
+    def send(self, body: str, *topics: str) -> None:
+        with TransactionProducer(self.store, producer_group="shop", clock=self.clock) as producer:
+            transaction = producer.begin_transaction()
+            for topic in topics:
+                transaction.send(Message(topic, body.encode()))
+            transaction.prepare()
+            transaction.commit()
+
+    def round_later(self) -> None:
+        self.clock.advance(self.store.config.park_retry_interval_s * 40)
+        self.publisher.run_once()
+
+    def retain_topics(self) -> int:
+        self.clock.advance(2 * HOUR_S)
+        return Maintenance(self.store, clock=self.clock).run_once().topic_files_removed
+
+    def put_back(self) -> None:
+        self.file.write_bytes(self.content)
+        self.round_later()
+
+
+def test_topic_keeps_what_it_shows_of_a_transaction_that_waits(tmp_path: Path) -> None:
+    made = TwoTopics(tmp_path)
+
+    assert made.retain_topics() == 1
+    assert bodies(made.store, "a") == [b"after", b"both"]
+    made.put_back()
+
+    assert bodies(made.store, "a") == [b"after", b"both"]
+    assert bodies(made.store, "b") == [b"both"]
+    assert verify(made.store.location).is_clean
+    assert made.retain_topics() == 1
+    assert bodies(made.store, "a") == [b"after"]
+
+
+def test_topic_of_a_transaction_that_waits_is_not_deleted(tmp_path: Path) -> None:
+    made = TwoTopics(tmp_path)
+    made.file.write_bytes(made.content)
+
+    with pytest.raises(TopicInUseError):
+        made.topics.delete("a", apply=True)
+
+    made.round_later()
+    assert made.topics.delete("a", apply=True).is_written
+    assert bodies(made.store, "b") == [b"both"]
+    assert verify(made.store.location).is_clean

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tests.kit.builders import table_versions
 from tests.kit.reading import bodies, topic_rows
@@ -23,6 +25,7 @@ from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
+from txmq.store.schemas import TOPIC as TOPIC_TABLE
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits
 from txmq.verify import InvariantResult, verify
@@ -230,3 +233,18 @@ def test_file_that_cannot_be_read_keeps_no_other_topic_from_its_retention(tmp_pa
     result = Maintenance(store, clock=clock).run_once()
 
     assert result.topic_files_removed >= 1
+
+
+@pytest.mark.parametrize("time_us", [-(2**63), 2**63 - 1])
+def test_row_with_a_time_that_python_has_not_stops_no_retention(world: World, time_us: int) -> None:
+    world.send(b"old")
+    (row,) = topic_rows(world.store, TOPIC)
+    times = pa.array([time_us], pa.int64()).cast(TOPIC_TABLE.columns.field("store_timestamp").type)
+    rows = pa.Table.from_pylist([row], TOPIC_TABLE.columns)
+    place = TOPIC_TABLE.columns.get_field_index("store_timestamp")
+    odd = rows.set_column(place, TOPIC_TABLE.columns.field(place), times)
+    write_deltalake(f"{world.store.location}/topics/{TOPIC}", odd, mode="append")
+    world.send(b"young")
+
+    assert world.hours_later(2) >= 1
+    assert world.topics.describe(TOPIC).newest is not None

@@ -296,6 +296,25 @@ def test_callers_wait_where_the_sends_on_their_way_hold_too_many_bytes(
     world.producer.close()
 
 
+def test_interrupt_after_a_send_was_queued_gives_its_room_back_once(
+    world: DelayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sends = world.producer._async
+    put = sends._halves.put
+
+    def interrupted(*arguments: Any) -> None:
+        put(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sends._halves, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            world.producer.send_async(Message(TOPIC, b"c"))
+    world.producer.close()
+
+    assert sends._room.taken_bytes == 0
+
+
 def test_callback_that_sends_again_waits_for_nobody(tmp_path: Path) -> None:
     world = DelayWorld(tmp_path, back_pressure_for_async_send_size_bytes=100)
     again: list[Future[SendResult]] = []

@@ -23,7 +23,14 @@ from txmq.errors import (
     InvalidMessageError,
     StoreFullError,
 )
-from txmq.message.ids import IdempotencyKey, check_transaction_id, transaction_time_ms
+from txmq.message.ids import (
+    REPLAY,
+    SEND_BACK,
+    IdempotencyKey,
+    check_transaction_id,
+    keyed_transaction_id,
+    transaction_time_ms,
+)
 from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer import keyed as keyed_halves
@@ -96,6 +103,17 @@ def test_id_tells_groups_keys_times_and_attempts_apart() -> None:
     }
 
     assert len(ids) == 16
+
+
+@given(st.text(min_size=1), st.sampled_from([SEND_BACK, REPLAY]), st.text(), st.integers(0, 9))
+def test_no_key_of_a_producer_has_the_id_of_what_a_consumer_group_sends(
+    group: str, begin: str, rest: str, attempt: int
+) -> None:
+    key = IdempotencyKey(begin + rest, START_MS)
+    sent_back = keyed_transaction_id(group, key.key, START_MS, attempt)
+
+    assert key.transaction_id(group, attempt) != sent_back
+    assert key.transaction_ids(group, attempt)[1:] == (sent_back,)
 
 
 # --- the second try ----------------------------------------------------------------------------

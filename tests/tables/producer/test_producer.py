@@ -563,6 +563,7 @@ FORK = """
 import os, sys
 from txmq.errors import ClosedError
 from txmq.message.message import Message
+from txmq.producer.pipeline import SendFuture
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 
@@ -577,6 +578,10 @@ if used == "yes":
     transaction = producer.begin_transaction()
     transaction.send(paid)
     transaction.prepare()
+    unprepared = producer.begin_transaction()
+    unprepared.send(paid)
+    # As sends on their way do, whose room nobody gives back in the child.
+    producer._parts.futures._room.enter(1 << 40, SendFuture())
 
 def refused(call):
     try:
@@ -594,6 +599,7 @@ if child == 0:
     calls = [send]
     if used == "yes":
         calls += [producer.begin_transaction, transaction.commit, store.topics]
+        calls += [unprepared.prepare_async, transaction.commit_async]
         calls += [lambda: TransactionProducer(store, producer_group="orders-service")]
     os._exit(sum(map(refused, calls)))
 _, status = os.waitpid(child, 0)
@@ -606,7 +612,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.parametrize(
     ("used", "refused", "shown"),
-    [("yes", 5, 1), ("by delta-rs", 1, 0), ("no", 0, 1)],
+    [("yes", 7, 1), ("by delta-rs", 1, 0), ("no", 0, 1)],
 )
 def test_forked_process_works_or_says_what_to_do(
     store: Store, used: str, refused: int, shown: int

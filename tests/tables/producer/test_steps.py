@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from txmq.errors import (
 from txmq.listeners.hooks import EndContext, SendContext
 from txmq.message.lifecycle import ClaimKind, TransactionState
 from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.pipeline import STEP_THREADS
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher
@@ -366,6 +368,36 @@ def test_task_that_is_cancelled_has_claimed_its_end_all_the_same(store: Store) -
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+
+    run(story())
+
+    assert published(store) == [b"1"]
+
+
+def test_task_that_is_cancelled_while_its_marker_waits_to_be_looked_up_has_claimed_its_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    async def story() -> None:
+        async with (
+            AsyncTransactionProducer(store, producer_group=GROUP) as producer,
+            producer.begin_transaction() as transaction,
+        ):
+            local, futures = transaction.transaction._local, producer.producer._parts.futures
+            monkeypatch.setattr(type(local), "is_unmarked", property(lambda _: False))
+            monkeypatch.setattr(local, "confirm", lambda: None)
+            transaction.send(Message("order-paid", b"1"))
+            await transaction.prepare()
+            for _ in range(STEP_THREADS):
+                futures.in_thread(partial(go_on.wait, 60))
+            task = asyncio.ensure_future(transaction.commit())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            go_on.set()
+            await asyncio.to_thread(futures.close)
 
     run(story())
 

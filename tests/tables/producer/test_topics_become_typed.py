@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from tests.kit.bodies import field, json_body, json_schema
 from tests.kit.builders import table_versions
+from tests.kit.commits import after_commit
 from tests.kit.reading import bodies, log_rows, publish
-from txmq.errors import InvalidBodyError, TopicChangedError, TopicInUseError
+from txmq.errors import InvalidBodyError, StorageError, TopicChangedError, TopicInUseError
 from txmq.message.message import LocalTransactionState, Message
 from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.store.config import Config
 from txmq.store.store import Store
-from txmq.testing import before_commit
+from txmq.testing import before_commit, failing_commits
 
 GROUP, TOPIC = "orders-service", "order-paid"
 SCHEMA = json_schema(field("number", "long")).to_dict()
 GOOD, BAD = Message(TOPIC, json_body(number=7)), Message(TOPIC, b"a secret")
 NEVER_S = 1e9
+MOMENT = datetime.now(UTC)
 
 
 @pytest.fixture
@@ -137,3 +142,78 @@ def test_transaction_that_is_faster_than_the_new_schema_keeps_its_topic(
     other.commit()
     publish(store)
     assert bodies(store) == [BAD.body]
+
+
+# --- with an idempotency key ----------------------------------------------------------------------
+
+
+def keyed(producer: TransactionProducer, *messages: Message) -> Transaction:
+    transaction = producer.begin_transaction(idempotency_key="7", key_timestamp=MOMENT)
+    for message in messages:
+        transaction.send(message)
+    return transaction
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["answered", "lost answer"])
+def test_keyed_half_that_a_new_schema_overtakes_is_told_and_left_to_the_check(
+    store: Store, producer: TransactionProducer, *, is_lost: bool
+) -> None:
+    error, claims = StorageError("half", "gave no answer"), log_rows(store, "op")
+    with (
+        before_commit(lambda: typed(store), table="half"),
+        failing_commits(int(is_lost), error=error, after_commit=True, table="half"),
+        pytest.raises(TopicChangedError) as told,
+    ):
+        keyed(producer, BAD).prepare()
+
+    assert log_rows(store, "op") == claims
+    producer.end_transaction(told.value.transaction_id, LocalTransactionState.ROLLBACK)
+    publish(store)
+    assert {row["state"] for row in log_rows(store, "settled")} == {"ROLLED_BACK"}
+
+
+def test_a_try_that_joins_one_which_never_looked_is_told_and_ends_nothing(
+    store: Store, producer: TransactionProducer
+) -> None:
+    """The first try died, as it were, between its commit and its look at the schema."""
+    with before_commit(lambda: typed(store), table="half"), patched_after():
+        keyed(producer, BAD).prepare()
+    again, claims = keyed(producer, BAD), log_rows(store, "op")
+
+    with pytest.raises(TopicChangedError):
+        again.prepare()
+
+    assert log_rows(store, "op") == claims
+
+
+def test_a_try_that_sees_a_schema_which_is_taken_back_leaves_the_other_try_its_end(
+    store: Store, producer: TransactionProducer
+) -> None:
+    """The other try was acknowledged before the schema, and its local transaction runs."""
+    Topics(store).create("another")
+    first = keyed(producer, BAD)
+
+    def join(again: Transaction) -> None:
+        with pytest.raises(TopicChangedError):
+            again.prepare()
+
+    with ExitStack() as stack:
+
+        def prepare_and_begin_again() -> None:
+            first.prepare()
+            again = keyed(TransactionProducer(store, producer_group=GROUP), BAD)
+            stack.enter_context(after_commit(lambda: join(again)))
+
+        with (
+            before_commit(prepare_and_begin_again, table="topics"),
+            pytest.raises(TopicInUseError),
+        ):
+            typed(store)
+
+    first.commit()
+    publish(store)
+    assert bodies(store) == [BAD.body]
+
+
+def patched_after() -> AbstractContextManager[object]:
+    return patch("txmq.producer.body_check.BodyWatch.after", lambda *_: {})

@@ -407,6 +407,33 @@ def test_flush_and_close_after_the_end_return(store: Store) -> None:
     assert hook.dropped == 0
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_a_thread_that_cannot_be_started_costs_one_record(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    sender, start, threads = Sender(), threading.Thread.start, list[threading.Thread]()
+
+    def fail(thread: threading.Thread) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            # Ctrl-C while the caller waits until the thread says that it runs.
+            start(thread)
+            threads.append(thread)
+        raise error
+
+    with hook_of(store, sender) as hook:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            with pytest.raises(type(error)):
+                hook.after_send(send_context())
+        hook.after_send(send_context())
+        hook.flush()
+        for thread in threads:
+            thread.join(5)
+
+        assert not any(thread.is_alive() for thread in threads)
+    assert (len(sender.records), hook.dropped) == (1, 1)
+
+
 def test_a_store_that_takes_no_records_loses_records_alone(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

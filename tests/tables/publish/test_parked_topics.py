@@ -57,6 +57,21 @@ def test_a_parked_topic_stays_parked_where_another_publisher_went_further(store:
     assert parked(store) == {}
 
 
+def test_a_round_counts_what_a_parked_topic_has_caught_up(store: Store) -> None:
+    clock = ManualClock()
+    publisher = Publisher(store, clock=clock)
+    send(store, b"1", b"2")
+    with failing_commits(1, error=BROKEN, table="a"):
+        assert publisher.run_once().published == 0
+    clock.advance(3600)
+
+    result = publisher.run_once()
+
+    assert bodies(store, "a") == [b"1", b"2"]
+    assert (result.published, result.topic_commits) == (2, 1)
+    assert publisher.run_once().published == 0
+
+
 def test_a_topic_that_was_parked_by_a_clock_ahead_is_tried_at_once(store: Store) -> None:
     ahead, right = ManualClock(), ManualClock()
     ahead.advance(86_400)

@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.kit.reading import are_gap_free, bodies, topic_rows
 from tests.kit.sending import send_each
+from txmq.delta.checkpoints import checkpoint_now
+from txmq.delta.folder import TableFolder
 from txmq.errors import TopicNotFoundError, TopicNotRebuiltError
 from txmq.ops.admin.topics import Topics
 from txmq.publish.publisher import Publisher
@@ -49,6 +52,32 @@ def rebuilt(store: Store, publisher: Publisher, clock: ManualClock) -> None:
     clock.advance(2 * RETRY_S)
     publisher.run_once()
     assert reasons(store) == {}
+
+
+def test_topic_that_went_back_is_another_table_once_it_is_rebuilt(
+    store: Store, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    publisher = Publisher(store, clock=clock)
+    send_each(store, b"1")
+    publisher.run_once()
+    copy, before = copied(store, tmp_path), DeltaTable(folder(store)).metadata().id
+    send_each(store, b"2")
+    publisher.run_once()
+    restore(store, copy)
+    send_each(store, b"3")
+    publisher.run_once()
+
+    rebuilt(store, publisher, clock)
+    after = DeltaTable(folder(store)).metadata().id
+    send_each(store, b"4")
+    publisher.run_once()
+    checkpoint_now(TableFolder("t", str(folder(store))), DeltaTable(folder(store)).version())
+
+    assert after != before
+    assert DeltaTable(folder(store)).metadata().id == after
+    assert store.tables.table_at("topics/order-paid").log.table_id == after
+    assert bodies(store) == [b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("is_new_publisher", [False, True])

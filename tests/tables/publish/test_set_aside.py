@@ -44,8 +44,8 @@ class World:
         self.store, self.clock = store, clock or ManualClock()
         self.publisher = Publisher(store, clock=self.clock)
 
-    def send(self, body: bytes, *topics: str, commit: bool = True) -> tuple[str, Path]:
-        """One transaction: its id, and its half file."""
+    def send(self, body: bytes, *topics: str, commit: bool | None = True) -> tuple[str, Path]:
+        """One transaction, without an end if `commit` is None: its id, and its half file."""
         half = Path(self.store.location, "half")
         before = set(half.rglob("*.parquet"))
         with TransactionProducer(self.store, producer_group=GROUP, clock=self.clock) as producer:
@@ -55,7 +55,7 @@ class World:
             transaction.prepare()
             if commit:
                 transaction.commit()
-            else:
+            elif commit is not None:
                 transaction.rollback()
         (file,) = set(half.rglob("*.parquet")) - before
         return transaction.id, file
@@ -341,6 +341,23 @@ def test_nothing_is_given_up_that_can_be_read_again(world: World) -> None:
     assert bodies(world.store, "a") == [b"late"]
 
 
+def test_what_has_no_end_is_rolled_back_by_a_give_up_though_it_can_be_read_again(
+    world: World,
+) -> None:
+    asked, file = world.send(b"asked", commit=None)
+    claim(world, asked, ClaimKind.RESUME)
+    content = damage(file, "garbage")
+    world.publisher.run_once()
+    planned = Operator(world.store, clock=world.clock).give_up(asked, reason="no copy", apply=True)
+    file.write_bytes(content)
+
+    world.publisher.run_once()
+
+    status = Admin(world.store, clock=world.clock).status()
+    assert planned.state_after is TransactionState.ROLLED_BACK
+    assert (status.set_aside, status.rolled_back, status.open) == ((), 1, 0)
+
+
 def test_only_what_is_set_aside_can_be_given_up(world: World) -> None:
     shown, _ = world.send(b"shown")
     world.publisher.run_once()
@@ -350,10 +367,12 @@ def test_only_what_is_set_aside_can_be_given_up(world: World) -> None:
 
 
 def claim_rollback(world: World, transaction_id: str) -> None:
+    claim(world, transaction_id, ClaimKind.ROLLBACK)
+
+
+def claim(world: World, transaction_id: str, kind: ClaimKind) -> None:
     """What any process of the group may write."""
-    row = OpRow(
-        transaction_id, ClaimKind.ROLLBACK, GROUP, ClaimSource.PRODUCER, world.clock.now_ms()
-    )
+    row = OpRow(transaction_id, kind, GROUP, ClaimSource.PRODUCER, world.clock.now_ms())
     ClaimWriter(world.store.tables.op_log(), "test", 4).append([row])
 
 

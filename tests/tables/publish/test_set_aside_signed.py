@@ -51,7 +51,7 @@ def claim(store: Store, transaction: Transaction, kind: ClaimKind, **values: Any
 
 def set_aside(store: Store, transaction: Transaction, version: int) -> None:
     """The claims of a commit, as if they waited."""
-    claims = store.tables.op_log().between(version - 1, version)
+    claims = store.tables.op_log().judged_between(version - 1, version, [transaction.id])
     register = set_aside_register(store.tables, create=True)
     register.change(lambda value: value.with_claims(claims, {transaction.id: "forged"}, 0, 0), 0)
 

@@ -28,11 +28,12 @@ from txmq.message.lifecycle import (
     fold_deliveries,
 )
 from txmq.message.message import Message
-from txmq.publish.settle import settle
+from txmq.publish.settle import Waiting, settle
 from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
-from txmq.store.op import CLAIM_COLUMNS
-from txmq.store.schemas import HALF, MICROSECONDS_UTC, OP, SETTLED
-from txmq.store.settled import SettledLog
+from txmq.store.op import CLAIM_COLUMNS, SIGNATURE_BYTES
+from txmq.store.schemas import HALF, MICROSECONDS_UTC, OP, SETTLED, SIGNATURE
+from txmq.store.set_aside import after_their_facts
+from txmq.store.settled import SettledLog, last_facts
 from txmq.testing import START_MS
 
 OTHERS = "others"
@@ -232,7 +233,8 @@ def plain_histories(draw: st.DrawFn) -> History:
 @st.composite
 def claims(draw: st.DrawFn, transactions: int, kinds: st.SearchStrategy[ClaimKind]) -> Claim:
     kind = draw(kinds)
-    has_life = kind not in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
+    is_end = kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
+    has_life = not is_end or draw(st.booleans())
     return Claim(
         transaction_id(draw(st.integers(0, transactions - 1))),
         kind,
@@ -363,3 +365,37 @@ def test_facts_have_the_types_of_their_table() -> None:
 
     assert facts.schema == SETTLED.columns
     assert facts.schema.field("settled_timestamp").type == MICROSECONDS_UTC
+
+
+# --- claims of keys that are not known ------------------------------------------------------------
+
+
+def signed(claims: Sequence[Claim]) -> pa.Table:
+    rows = claim_table(claims)
+    field = OP.columns.field(SIGNATURE)
+    return rows.append_column(field, pa.array([b"k" * SIGNATURE_BYTES] * rows.num_rows, field.type))
+
+
+@given(any_histories(), st.data())
+def test_what_waited_for_a_key_is_decided_as_if_it_had_not_waited(
+    history: History, data: st.DataObject
+) -> None:
+    """A publisher without some keys, and then one that has all of them."""
+    half = half_log([rows for case in history.cases for rows in case.rows])
+    unknown, known = list[Claim](), list[Claim]()
+    for claim in history.claims:
+        is_unknown = claim.kind is not ClaimKind.UNKNOWN and data.draw(st.booleans())
+        (unknown if is_unknown else known).append(claim)
+
+    first = settle(
+        signed(known), half, settled_log(SETTLED.columns.empty_table()), START_MS,
+        waiting=Waiting(unknown=signed(unknown)),
+    )  # fmt: skip
+    waited = pa.concat_tables(first.undecided)
+    settled = settled_log(first.facts)
+    last = last_facts(settled.facts_of(pc.unique(waited["transaction_id"])))
+    second = settle(after_their_facts(waited, last), half, settled, START_MS)
+
+    facts = [*seen(first.facts), *seen(second.facts)]
+    assert sorted(facts, key=lambda row: row[:2]) == history.expected()
+    assert first.problems.keys() == {*waited["transaction_id"].to_pylist()}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -15,9 +17,10 @@ from hypothesis import strategies as some
 from tests.kit.check_world import JournalListener, wall_ms
 from tests.kit.reading import bodies
 from txmq.delta.actions import commit_path, of_kind
-from txmq.errors import ConfigError, StoreFormatError
+from txmq.errors import AlreadyResolvedError, ConfigError, StoreFormatError
+from txmq.ground.clock import timestamp
 from txmq.maintenance.service import Maintenance
-from txmq.message.lifecycle import ClaimKind, ClaimSource
+from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState, end_asked_for
 from txmq.message.message import LocalTransactionState, Message
 from txmq.ops.admin.operator import Operator
 from txmq.ops.broker import Broker
@@ -227,6 +230,120 @@ def test_signatures_outlive_compaction(store: Store) -> None:
     assert len(bodies(store)) == 12
 
 
+# --- a signed claim counts once -------------------------------------------------------------------
+
+
+def copy_claims(source: Store, target: Store, kind: ClaimKind) -> None:
+    """What who has no key can do: append signed rows as they are."""
+    op = source.tables.op_log().refresh()
+    rows = op.table.rows.read(op.table.files.all(), OP.columns.names)
+    rows = rows.filter(pc.equal(rows["kind"], kind.value))
+    without_keys = target.with_settings(target.config.replace(claim_keys={}))
+    ClaimWriter(without_keys.tables.op_log(), "test", 1).append_table(rows)
+
+
+def resumed_after_a_late(kind: ClaimKind, store: Store) -> Transaction:
+    """A transaction that was discarded, then ended by its producer, and then resumed."""
+    transaction = prepared(store)
+    claim(store, transaction, ClaimKind.DISCARD, source=ClaimSource.CHECK, life=0)
+    with pytest.raises(AlreadyResolvedError, match="DISCARDED"):
+        transaction.end(kind)
+    Operator(store).resume(transaction.id, reason="by hand", apply=True)
+    Publisher(store).run_once()
+    return transaction
+
+
+def is_clean(store: Store, *, drained: bool = True) -> bool:
+    """Whether all promises hold, with a DISCARD before any question."""
+    keys, limits = {GROUP: [KEY]}, {GROUP: 0}
+    return verify(store.location, claim_keys=keys, check_limits=limits, drained=drained).is_clean
+
+
+@pytest.mark.parametrize("kind", [ClaimKind.COMMIT, ClaimKind.ROLLBACK])
+def test_an_end_of_an_earlier_life_that_is_copied_is_no_claim(
+    store: Store, stranger: Store, kind: ClaimKind
+) -> None:
+    transaction = resumed_after_a_late(kind, store)
+
+    copy_claims(store, stranger, kind)
+    Publisher(store).run_once()
+
+    assert transaction.state is TransactionState.PENDING
+    assert bodies(store) == []
+    assert is_clean(store, drained=False)
+
+
+@pytest.mark.parametrize("kind", [ClaimKind.COMMIT, ClaimKind.ROLLBACK])
+@pytest.mark.parametrize("is_known", [False, True], ids=["another process", "its own process"])
+def test_an_end_counts_in_a_later_life_as_well(
+    store: Store, kind: ClaimKind, *, is_known: bool
+) -> None:
+    transaction = resumed_after_a_late(kind, store)
+
+    if is_known:
+        transaction.end(kind)
+    else:
+        state = LocalTransactionState(kind.value)
+        with TransactionProducer(store, producer_group=GROUP) as producer:
+            producer.end_transaction(transaction.id, state)
+    Publisher(store).run_once()
+
+    assert bodies(store) == ([b"1"] if kind is ClaimKind.COMMIT else [])
+    assert transaction.state is end_asked_for(kind)
+    assert is_clean(store)
+
+
+@pytest.mark.parametrize("who", ["check", "operator"])
+def test_ends_of_the_check_and_of_operators_count_in_a_later_life(
+    store: Store, tmp_path: Path, who: str
+) -> None:
+    transaction = resumed_after_a_late(ClaimKind.COMMIT, store)
+
+    if who == "operator":
+        commit = LocalTransactionState.COMMIT
+        Operator(store).resolve(transaction.id, commit, reason="by hand", apply=True)
+    clock = ManualClock(wall_ms() + 100_000)
+    listener = JournalListener(tmp_path / "asked", lambda _: LocalTransactionState.COMMIT)
+    Broker(store, clock=clock, listeners={GROUP: listener}).run_once()
+
+    assert bodies(store) == [b"1"]
+
+
+def test_a_claim_of_another_store_is_none(store: Store, tmp_path: Path) -> None:
+    """A test store has the same key, and the same transaction by its idempotency key."""
+    test_store = keyed(Store.create(tmp_path / "test", Config(half_queues=1)))
+    moment = timestamp(wall_ms())
+    transactions = []
+    for each in (store, test_store):
+        producer = TransactionProducer(each, producer_group=GROUP)
+        transaction = producer.begin_transaction(idempotency_key="7", key_timestamp=moment)
+        transaction.send(Message("order-paid", b"1"))
+        transaction.prepare()
+        transactions.append(transaction)
+    assert transactions[0].id == transactions[1].id
+    transactions[1].commit()
+
+    copy_claims(test_store, store, ClaimKind.COMMIT)
+    Publisher(store).run_once()
+
+    assert bodies(store) == []
+    assert bodies_of(test_store) == [b"1"]
+
+
+def bodies_of(store: Store) -> list[bytes]:
+    Publisher(store).run_once()
+    return bodies(store)
+
+
+def test_an_end_without_a_key_names_no_life(stranger: Store) -> None:
+    """As every txmq before, and as RocketMQ: what a producer says holds in any life."""
+    transaction = prepared(stranger)
+    transaction.commit()
+    op = stranger.tables.op_log().refresh()
+
+    assert op.table.rows.read(op.table.files.all(), ("life",))["life"].to_pylist() == [None]
+
+
 # --- keys -----------------------------------------------------------------------------------------
 
 
@@ -237,12 +354,6 @@ def test_a_new_key_signs_while_the_old_one_is_still_believed(
     monkeypatch.setenv(VARIABLE, f"{OTHER_KEY} {KEY}")
     prepared(keyed(stranger), b"new").commit()
 
-    Publisher(keyed(stranger)).run_once()
-    assert sorted(bodies(store)) == [b"new", b"old"]
-
-    monkeypatch.setenv(VARIABLE, KEY)
-    prepared(keyed(stranger), b"too old").commit()
-    monkeypatch.setenv(VARIABLE, OTHER_KEY)
     Publisher(keyed(stranger)).run_once()
     assert sorted(bodies(store)) == [b"new", b"old"]
 
@@ -351,12 +462,19 @@ ROWS = some.builds(
 )
 
 
+def said(row: OpRow) -> OpRow:
+    """What is signed: an end that names no life is of the first one."""
+    is_end = row.kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
+    return replace(row, life=0) if is_end and row.life is None else row
+
+
 @given(ROWS, ROWS)
 def test_signature_is_valid_for_its_claim_alone(row: OpRow, other: OpRow) -> None:
     keys = ClaimKeys.of(Config(claim_keys=REQUIRED), {VARIABLE: KEY})
-    signed = keys.signed(op_table([row], 0))
+    signed = keys.signed(op_table([row], 0), "store")
     place = signed.schema.get_field_index(SIGNATURE)
-    moved = op_table([other], 0).set_column(place, SIGNATURE, signed[SIGNATURE])
+    moved = op_table([said(other)], 0).set_column(place, SIGNATURE, signed[SIGNATURE])
 
-    assert keys.trusted(signed).num_rows == 1
-    assert keys.trusted(moved).num_rows == int(row == other)
+    assert keys.judge(signed, "store").counted.num_rows == 1
+    assert not keys.judge(signed, "other").counted.num_rows
+    assert keys.judge(moved, "store").counted.num_rows == int(said(row) == said(other))

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
+from tests.kit.foreign_input import column_of
 from txmq.delta.table import Table
 from txmq.errors import (
     CommitRefusedError,
+    StorageError,
     StoreFormatError,
     StoreNotFoundError,
 )
@@ -14,6 +20,7 @@ from txmq.store.register import Register, Registered, SharedValue
 from txmq.store.schemas import REGISTER
 from txmq.store.store import Store
 from txmq.testing import START_MS, before_commit, failing_commits
+from txmq.verify import verify
 
 NEW = Registered(0, {})
 
@@ -176,3 +183,57 @@ def test_value_that_a_rival_repairs_meanwhile_is_not_taken_for_an_unreadable_one
     changed = shared.change(lambda value: {"n": value.get("n", 0) + 1}, START_MS, lambda _: None)
 
     assert changed == {"n": 8}
+
+
+def deleted(location: str) -> None:
+    DeltaTable(location).delete()
+
+
+def restored(location: str) -> None:
+    DeltaTable(location).restore(1)
+
+
+def appended(location: str) -> None:
+    row = {
+        "revision": 9,
+        "value": "{}",
+        "updated_timestamp": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+    }
+    write_deltalake(location, pa.Table.from_pylist([row], REGISTER.columns), mode="append")
+
+
+def doubled(location: str) -> None:
+    rows = pa.table(DeltaTable(location).to_pyarrow_table())
+    value = pa.array(['{"count": 7}'], pa.string())
+    odd = rows.set_column(rows.schema.get_field_index("value"), "value", value)
+    write_deltalake(location, odd, mode="append")
+
+
+def without_text(location: str) -> None:
+    row = {
+        "revision": pa.array([9], pa.int64()),
+        "value": column_of(b"\xff", pa.string()),
+        "updated_timestamp": pa.array([2**63 - 1], pa.int64()).cast(pa.timestamp("us", "UTC")),
+    }
+    write_deltalake(location, pa.table(row), mode="append")
+
+
+@pytest.mark.parametrize("change", [deleted, restored, appended, doubled, without_text])
+def test_value_whose_row_another_program_changed_is_not_believed(
+    register: Register, change: Callable[[str], None]
+) -> None:
+    seen = register.swap(register.read(), {"count": 1}, now_ms=1)
+    register.swap(seen, {"count": 2}, now_ms=2)
+
+    change(register.table.location)
+
+    with pytest.raises(StoreFormatError, match=r"its log says 2: another program .* \(DELETE"):
+        register.read()
+
+
+def test_verify_names_a_value_that_another_program_spoiled(store: Store) -> None:
+    register = store.tables.register("group_billing", create=True)
+    without_text(register.table.location)
+
+    with pytest.raises(StorageError, match=r"state/group_billing.*no JSON object"):
+        verify(store.location)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -70,8 +71,8 @@ def test_body_schema_is_refused_where_messages_come_after_its_columns(
     body = body_of("amount")
     add_columns, offsets = TableWriter.add_columns, iter([0])
 
-    def overtaken(table: TableWriter, columns: Sequence[pa.Field]) -> None:
-        add_columns(table, columns)
+    def overtaken(table: TableWriter, columns: Sequence[pa.Field], *, directly: bool) -> None:
+        add_columns(table, columns, directly=directly)
         store.tables.topic_log("orders", OP_ID).swap(visible(next(offsets)), 1, {0: 1})
 
     monkeypatch.setattr(TableWriter, "add_columns", overtaken)
@@ -83,16 +84,36 @@ def test_body_schema_is_refused_where_messages_come_after_its_columns(
     assert body_schema_in(topic.table.refresh()) is None
 
 
+@pytest.mark.parametrize("step", ["add_columns", "set_properties"])
+def test_body_schema_is_refused_where_messages_come_right_before_its_commit(
+    topic: TopicLog, store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    before, change, offsets = topic.table.log.column_names, getattr(TableWriter, step), iter([0])
+
+    def overtaken(table: TableWriter, *values: Any, **settings: Any) -> None:
+        for offset in offsets:
+            store.tables.topic_log("orders", OP_ID).swap(visible(offset), 1, {0: 1})
+        change(table, *values, **settings)
+
+    monkeypatch.setattr(TableWriter, step, overtaken)
+
+    with pytest.raises(BodySchemaConflictError, match="has messages"):
+        set_body_schema(topic.table, "orders", body_of("amount"))
+
+    assert body_schema_in(topic.table.refresh()) is None
+    assert (topic.table.log.column_names == before) == (step == "add_columns")
+
+
 def test_body_schema_is_set_again_where_another_one_was_faster(
     topic: TopicLog, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, rival = body_of("amount"), store.tables.topic_log("orders", OP_ID).table
     set_properties, others = TableWriter.set_properties, iter([body_of("count")])
 
-    def overtaken(table: TableWriter, values: Mapping[str, str]) -> None:
+    def overtaken(table: TableWriter, values: Mapping[str, str], *, directly: bool) -> None:
         for other in others:
             set_body_schema(rival, "orders", other)
-        set_properties(table, values)
+        set_properties(table, values, directly=directly)
 
     monkeypatch.setattr(TableWriter, "set_properties", overtaken)
 

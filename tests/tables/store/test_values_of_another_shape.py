@@ -40,7 +40,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "brokers": {
         "brokers": {
             "id": {"name": "one", "version": "0.1.0", "services": ["publisher"], "started_ms": 5,
-                   "seen_ms": 5}
+                   "seen_ms": 5, "claim_key_ids": {"orders": ["c7f9fd53fc4a4ed0"]}}
         }
     },
     "check_lease": {"holder": "somebody", "renewed_ms": 5, "asking": {"orders": "somebody/1"}},

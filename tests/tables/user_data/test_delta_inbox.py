@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from deltalake.exceptions import CommitFailedError
 from tests.kit import handed_out
 from tests.kit.reading import rows_of
 from txmq.consumer.send_back import FailedMessage, SendBack
-from txmq.delta.actions import commit_path
+from txmq.delta.actions import LOG_FOLDER, commit_actions, commit_path
+from txmq.delta.pinned import PinnedTable
 from txmq.errors import (
     CommitConflictError,
     InboxError,
@@ -22,9 +25,10 @@ from txmq.errors import (
     StorageError,
     StoreNotFoundError,
 )
-from txmq.message.received import ReceivedMessage
+from txmq.message.names import FIRST_PLACES
+from txmq.message.received import ReceivedMessage, first_places_text
 from txmq.testing import before_commit, failing_commits
-from txmq.user_data.delta_inbox import DeltaInbox
+from txmq.user_data.delta_inbox import DeltaInbox, Place, names_of
 
 BOOKINGS = pa.schema([pa.field("id", pa.string()), pa.field("amount", pa.int64())])
 TOPIC = "order-paid"
@@ -207,6 +211,34 @@ def merge(table: Any, new: Sequence[ReceivedMessage], properties: Any) -> None:
     merging.when_not_matched_insert_all().execute()
 
 
+def test_table_that_is_made_anew_under_a_running_inbox_is_no_continuation(location: str) -> None:
+    inbox = DeltaInbox("billing", location)
+    for offset in range(3):
+        inbox.apply(several(offset), bookings_of)
+    shutil.rmtree(location)
+    DeltaTable.create(location, BOOKINGS)
+    for offset in range(7, 12):
+        DeltaInbox("others", location).apply(several(offset), bookings_of)
+
+    assert inbox.apply(several(0, 1), bookings_of) == 2
+
+
+def test_older_copy_that_grew_under_a_running_inbox_is_no_continuation(
+    location: str, tmp_path: Path
+) -> None:
+    inbox = DeltaInbox("billing", location)
+    inbox.apply(several(0), bookings_of)
+    shutil.copytree(location, tmp_path / "copy")
+    inbox.apply(several(1), bookings_of)
+    inbox.apply(several(2), bookings_of)
+    shutil.rmtree(location)
+    (tmp_path / "copy").rename(location)
+    for offset in range(7, 12):
+        DeltaInbox("others", location).apply(several(offset), bookings_of)
+
+    assert inbox.apply(several(0, 1, 2), bookings_of) == 2
+
+
 # --- retries of what took effect ------------------------------------------------------------------
 
 
@@ -219,6 +251,20 @@ def retry_of(failed: ReceivedMessage, offset: int = 0) -> ReceivedMessage:
         "retry", topic="RETRY_billing", queue_offset=offset,
         properties=dict(keyed.message.properties),
     )  # fmt: skip
+
+
+def replay_of(dead: ReceivedMessage) -> ReceivedMessage:
+    """As the topic hands out a dead letter that was sent to it again."""
+    place = first_places_text({"billing": (dead.queue_id, dead.queue_offset)})
+    return handed_out.message(
+        "replay", topic=TOPIC, queue_id=1, queue_offset=0, properties={FIRST_PLACES: place}
+    )
+
+
+def mark_names(location: str) -> set[str]:
+    """The names of all marks that the log has ever had."""
+    commits = sorted(Path(location, LOG_FOLDER).glob("*.json"))
+    return {name for commit in commits for name in commit_actions(commit.read_bytes()).marks}
 
 
 def test_retry_of_a_message_that_took_effect_repeats_nothing(location: str) -> None:
@@ -305,6 +351,86 @@ def test_handler_that_hung_on_a_later_message_does_not_repeat_the_effect_of_its_
     assert DeltaInbox("billing", location).apply([message(7)], bookings_of) == 0
 
 
+def test_a_retry_leaves_the_mark_of_its_queue_alone(location: str) -> None:
+    """It is handled by another member, before the messages that were handed out with it."""
+    DeltaInbox("billing", location).apply([retry_of(message(7))], bookings_of)
+
+    rest = several(*range(7), 8, 9)
+    assert DeltaInbox("billing", location).apply(rest, bookings_of) == len(rest)
+    assert DeltaInbox("billing", location).next_offset(TOPIC, 0) == 10
+
+
+def test_a_replay_leaves_the_mark_of_its_first_queue_alone(location: str) -> None:
+    DeltaInbox("billing", location).apply([replay_of(message(7))], bookings_of)
+
+    assert DeltaInbox("billing", location).apply(several(*range(7)), bookings_of) == 7
+
+
+def test_message_that_comes_again_after_its_retry_took_effect_repeats_nothing(
+    location: str,
+) -> None:
+    """The group went back; no later message of the queue had an effect."""
+    DeltaInbox("billing", location).apply(several(0, 1), bookings_of)
+    retries = [retry_of(message(5)), retry_of(message(3), 1)]
+    DeltaInbox("billing", location).apply(retries, bookings_of)
+
+    news = DeltaInbox("billing", location).fresh(several(*range(7)))
+
+    assert [message.queue_offset for message in news] == [2, 4, 6]
+
+
+def test_retry_of_the_next_message_of_its_queue_moves_the_mark(location: str) -> None:
+    """So that a queue of which all messages fail and come again needs no other marks."""
+    for at, offset in enumerate((1, 0, 2)):
+        DeltaInbox("billing", location).apply([retry_of(message(offset), at)], bookings_of)
+
+    assert DeltaInbox("billing", location).next_offset(TOPIC, 0) == 3
+
+
+def test_marks_of_retries_are_used_again_when_the_queue_has_passed_them(location: str) -> None:
+    for offset in range(0, 40, 4):
+        retries = [retry_of(message(offset + at), offset + at) for at in (1, 2)]
+        DeltaInbox("billing", location).apply(retries, bookings_of)
+        DeltaInbox("billing", location).apply(several(offset, offset + 3), bookings_of)
+
+    assert len(booked(location)) == 40
+    queue = f"txmq-inbox/billing/{TOPIC}/0"
+    retry_queue = "txmq-inbox/billing/RETRY_billing/0"
+    assert mark_names(location) == {queue, f"{queue}/0", f"{queue}/1", retry_queue}
+
+
+def test_second_retry_of_a_message_is_known_after_its_queue_has_passed_it(location: str) -> None:
+    inbox = DeltaInbox("billing", location)
+    inbox.apply([retry_of(message(5))], bookings_of)
+    for offsets in ((0, 1), (2,), (7,), (8,)):
+        inbox.apply(several(*offsets), bookings_of)
+
+    news = inbox.fresh([retry_of(message(5), 1), retry_of(message(6), 2)])
+
+    assert [message.queue_offset for message in news] == [2]
+
+
+def test_marks_of_earlier_versions_are_read(location: str) -> None:
+    """There a retry raised the mark of its first queue, over messages that had no effect yet."""
+    queue = f"txmq-inbox/billing/{TOPIC}/0"
+    marks = {queue: 8, "txmq-inbox/billing/RETRY_billing/0": 1}
+    PinnedTable("test", location).commit_marks(marks, names_of([Place(queue, 7)], 0))
+
+    inbox = DeltaInbox("billing", location)
+    news = inbox.fresh([*several(6, 7, 8, 9), retry_of(message(7), 1), retry_of(message(3), 2)])
+
+    assert [message.message_id for message in news] == [*ids(*several(8, 9)), "retry"]
+
+
+def test_message_that_was_passed_over_is_not_told_as_done_by_its_retry(location: str) -> None:
+    """It was sent back, a later one took effect, the group went back, and its handler failed."""
+    inbox, again = DeltaInbox("billing", location), message(0)
+    inbox.apply(several(1, 2), bookings_of)
+    assert inbox.apply([again], bookings_of) == 0
+
+    assert inbox.apply([retry_of(again)], bookings_of) == 1
+
+
 def test_two_tries_of_one_message_at_once_have_one_effect(location: str) -> None:
     """Also where a later message of the queue took effect before."""
     DeltaInbox("billing", location).apply(several(1), bookings_of)
@@ -360,13 +486,49 @@ def test_block_that_fails_before_its_write_is_made_by_the_retry(location: str) -
     assert inbox.apply([retry_of(first)], bookings_of) == 1
 
 
+def test_write_of_another_member_is_not_taken_for_the_own_one(location: str) -> None:
+    """The next owner of the queue sent the first message back without an effect."""
+    inbox, (first, second) = DeltaInbox("billing", location), several(0, 1)
+    with pytest.raises(ZeroDivisionError), inbox.delta_rs([first, second]):
+        DeltaInbox("billing", location).apply(several(1), bookings_of)
+        raise ZeroDivisionError
+
+    assert inbox.apply([retry_of(first)], bookings_of) == 1
+    assert booked(location) == [second.message_id, "retry"]
+
+
+def test_block_without_a_write_is_told_beside_the_write_of_another_member(location: str) -> None:
+    inbox = DeltaInbox("billing", location)
+
+    with pytest.raises(InboxError, match="without a write"), inbox.delta_rs(several(0, 1)):
+        DeltaInbox("billing", location).apply(several(1), bookings_of)
+
+
+def test_failed_commit_beside_one_of_another_member_is_an_error(location: str) -> None:
+    inbox = DeltaInbox("billing", location)
+
+    with ExitStack() as stack:
+
+        def slow(messages: Sequence[ReceivedMessage]) -> pa.Table:
+            DeltaInbox("billing", location).apply(several(1), bookings_of)
+            stack.enter_context(failing_commits(1, error=OSError("gone"), table="bookings"))
+            return bookings_of(messages)
+
+        with pytest.raises(StorageError):
+            inbox.apply(several(0, 1), slow)
+
+
 # --- micro-batches --------------------------------------------------------------------------------
 
 
 def test_options_name_the_group_and_the_checkpoint(location: str) -> None:
     options = DeltaInbox("billing", location).batch_options(7, checkpoint="june")
 
-    assert options == {"txnAppId": "txmq-inbox-batch/billing/june", "txnVersion": "7"}
+    assert options == {
+        "txnAppId": "txmq-inbox-batch/billing/june",
+        "txnVersion": "7",
+        "userMetadata": 'txmq {"read": 0}',
+    }
 
 
 def test_batch_of_another_checkpoint_is_told(location: str) -> None:
@@ -381,8 +543,6 @@ def test_batch_of_another_checkpoint_is_told(location: str) -> None:
 
 
 def mark(location: str, name: str, version: int) -> None:
-    from txmq.delta.pinned import PinnedTable
-
     PinnedTable("test", location).commit_marks({name: version})
 
 

@@ -26,6 +26,7 @@ from txmq.producer.producer import TransactionProducer
 from txmq.spark.listeners import JdbcListener
 from txmq.store.config import Config
 from txmq.store.store import Store
+from txmq.user_data.delta_marker import MarkedTable
 
 GROUP = "orders"
 ROWS = pa.table({"id": ["1"]})
@@ -100,7 +101,7 @@ def test_fence_that_the_producer_did_not_meet_refuses_its_commit(store: Store, t
     listener = DeltaListener(table)
     with producer_with(store, listener) as producer:
         transaction = prepared(producer)
-        listener._marked.fence([transaction.id])
+        MarkedTable("orders", table).fence([transaction.id])
 
         with pytest.raises(LocalTransactionFencedError):
             transaction.commit()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.planted import BUGS, Bug, Filled, assert_named, copied, filled, forget
+from tests.kit.planted import BUGS, CHECK_MAX, Bug, Filled, assert_named, copied, filled, forget
 from txmq.verify import verify
 
 # One worker fills the store once.
@@ -39,3 +39,14 @@ def test_what_nobody_forgot_is_missed(copy: Filled) -> None:
     forget(copy, date(2020, 1, 1))
 
     assert {"I4", "I17"} <= set(verify(copy.location).broken)
+
+
+def test_report_says_by_which_maximum_it_judges_where_the_log_shows_another(copy: Filled) -> None:
+    bug = next(bug for bug in BUGS if bug.name == "check_above_maximum")
+    before = verify(copy.location).notes
+    bug.do(copy)
+
+    notes = verify(copy.location).notes
+
+    assert not any("transaction_check_max" in note for note in before)
+    assert any(f"transaction_check_max = {CHECK_MAX} for all" in note for note in notes)

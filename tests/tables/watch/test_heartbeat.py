@@ -15,9 +15,10 @@ from txmq.ground.fail_points import FailPoint, arm
 from txmq.message.message import Message
 from txmq.ops.admin.status import Admin
 from txmq.ops.broker import Broker
-from txmq.ops.brokers import GONE_MS, SWEPT_MS, Heartbeat, HeartbeatHandle
+from txmq.ops.brokers import Heartbeat, HeartbeatHandle
 from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
+from txmq.store.brokers import GONE_MS, SWEPT_MS
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 

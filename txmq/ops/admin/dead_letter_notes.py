@@ -24,7 +24,7 @@ from txmq.store.store import Store
 from txmq.store.tables import DEAD_LETTERS
 
 Offsets = npt.NDArray[np.int64]
-PURGED, REPLAYED = "purged", "replayed"
+PURGED, REPLAYED = _RANGES = "purged", "replayed"
 AUDIT_ENTRIES = 100
 
 
@@ -83,6 +83,11 @@ class Notes:
     replayed: OffsetRanges
     audit: Sequence[dict[str, Any]]
 
+    def reach(self, offset: int) -> bool:
+        """Tell whether one of them is of a letter at this offset or beyond."""
+        ranges = (*self.purged.ranges, *self.replayed.ranges)
+        return any(end > offset for _, end in ranges)
+
 
 class DeadLetterNotes:
     """Reads and adds notes; the first note creates the table."""
@@ -114,6 +119,23 @@ class DeadLetterNotes:
             register.swap(seen, _with(seen.value, what, offsets, reason, now_ms), now_ms)
 
         until_committed(register.table, compute, self._store.config.commit_attempts)
+
+    def forget_from(self, offset: int, now_ms: int) -> None:
+        """Take the notes of letters from an offset on away: one commit, or none.
+
+        Raises: CommitConflictError, StorageError.
+        """
+        register = self._store.tables.register(self._name, DeadLettersValue)
+
+        def compute() -> None:
+            seen = register.read_pinned()
+            value = dict(seen.value)
+            ranges = {name: OffsetRanges.from_value(value.get(name, ())) for name in _RANGES}
+            kept = {name: of_name.below(offset).to_value() for name, of_name in ranges.items()}
+            register.swap(seen, {**value, **kept}, now_ms)
+
+        if self.read().reach(offset):
+            until_committed(register.table, compute, self._store.config.commit_attempts)
 
 
 def _with(
@@ -160,6 +182,11 @@ class OffsetRanges:
         ends = np.append(begins[1:], len(ordered)) - 1
         runs = zip(ordered[begins].tolist(), (ordered[ends] + 1).tolist(), strict=True)
         return OffsetRanges(_merged(sorted([*self.ranges, *runs])))
+
+    def below(self, offset: int) -> OffsetRanges:
+        """Leave out this offset and those beyond it."""
+        kept = ((first, min(end, offset)) for first, end in self.ranges if first < offset)
+        return OffsetRanges(tuple(kept))
 
     def holding(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
         """Tell of each of `offsets` whether it is in a range."""

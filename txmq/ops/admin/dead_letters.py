@@ -22,13 +22,19 @@ from txmq.consumer.arguments import check_max_messages
 from txmq.consumer.send_back import RETRY_GROUP
 from txmq.delta.files import DataFile
 from txmq.delta.table import Table
-from txmq.errors import CommitRefusedError, ConfigError, InvalidMessageError, shown
+from txmq.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    ConfigError,
+    InvalidMessageError,
+    shown,
+)
 from txmq.ground.clock import Clock, SystemClock, milliseconds
 from txmq.ground.columns import python_rows, python_values
 from txmq.ground.results import Plain, plain
 from txmq.maintenance.retention import published_up_to, tell_topic_begin
 from txmq.message.codec import without_erased
-from txmq.message.ids import message_address
+from txmq.message.ids import REPLAY, message_address
 from txmq.message.message import Message
 from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
@@ -48,7 +54,13 @@ from txmq.message.names import (
     stored_group,
 )
 from txmq.message.reasons import signed_reason
-from txmq.message.received import first_places, first_places_text, origin_place, sent_back_times
+from txmq.message.received import (
+    first_places,
+    first_places_text,
+    number_in,
+    origin_place,
+    sent_back_times,
+)
 from txmq.ops.admin.dead_letter_notes import (
     PURGED,
     REPLAYED,
@@ -63,6 +75,7 @@ from txmq.ops.admin.messages import body_values
 from txmq.producer.once import KeyedMessage, OnceSender
 from txmq.producer.routing import MessageRouter, RoutedMessage
 from txmq.store.store import Store, check_store
+from txmq.store.topic import REBUILD_MARK, remove_messages
 
 MESSAGES_A_COMMIT = 5_000
 BYTES_A_COMMIT = 64 * 1024 * 1024
@@ -305,7 +318,7 @@ class DeadLetters:
         topics = Counter(shown_name(replay.topic_of(dict(pairs or ()))) for pairs in properties)
         if apply and waiting.num_rows:
             for offsets in replay.send(offsets_of(waiting), signed):
-                self._notes.add(REPLAYED, offsets, signed, self._clock.now_ms())
+                self._note(REPLAYED, offsets, signed)
         skipped = rows.num_rows - waiting.num_rows
         group = shown_name(self.consumer_group)
         return ReplayResult(group, signed, dict(topics), skipped, is_written=apply)
@@ -339,10 +352,21 @@ class DeadLetters:
         files = 0
         if apply:
             if len(offsets):
-                self._notes.add(PURGED, offsets, signed, self._clock.now_ms())
+                self._note(PURGED, offsets, signed)
             files = self._drop_files()
         group = shown_name(self.consumer_group)
         return PurgeResult(group, signed, len(offsets), files, is_written=apply)
+
+    def _note(self, what: str, offsets: Offsets, reason: str) -> None:
+        """Add notes; take them back where a rebuild gave these offsets to other letters meanwhile.
+
+        Raises: CommitConflictError, StorageError.
+        """
+        rebuilds, now_ms = self._table.log.mark(REBUILD_MARK), self._clock.now_ms()
+        self._notes.add(what, offsets, reason, now_ms)
+        if self._table.refresh().log.mark(REBUILD_MARK) != rebuilds:
+            self._notes.forget_from(int(offsets.min()), now_ms)
+            raise CommitConflictError(self._topic, "was rebuilt meanwhile; run it again")
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -380,8 +404,9 @@ class DeadLetters:
         op_version = max(high for _, high in purged)
         try:
             # Recorded before files are removed, so that verify never meets an unexplained gap.
-            tell_topic_begin(self._store, {self._topic: op_version}, self._clock.now_ms())
-            self._table.writer.remove([file for file, _ in purged])
+            begins = {self._topic: op_version}
+            told = tell_topic_begin(self._store, begins, self._clock.now_ms())[self._topic]
+            remove_messages(self._table, [file for file, _ in purged], told.before, told.begin)
         except CommitRefusedError:
             # Maintenance was faster; the next purge removes them.
             return 0
@@ -491,7 +516,7 @@ class Replay:
         )
         is_retry = self._target is ReplayTarget.RETRY
         return KeyedMessage(
-            f"replay\n{row['message_id']}",
+            f"{REPLAY}{row['message_id']}",
             milliseconds(row["store_timestamp"]),
             message,
             0 if is_retry else _queue(message, properties, router),
@@ -537,6 +562,5 @@ def _queue(message: Message, properties: Mapping[str, str], router: MessageRoute
         schema.check(message.topic, message.body)
     if message.sharding_key is not None:
         return router.queues_of([RoutedMessage(message)], in_turn=False)[0]
-    origin = properties.get(ORIGIN_QUEUE_ID, "")
-    count = router.queue_count(message.topic)
-    return int(origin) % count if origin.isdecimal() else 0
+    origin = number_in(properties.get(ORIGIN_QUEUE_ID, ""))
+    return 0 if origin is None else origin % router.queue_count(message.topic)

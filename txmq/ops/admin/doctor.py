@@ -22,11 +22,12 @@ from txmq.consumer.offsets import TopicOffsets
 from txmq.delta.failures import translated
 from txmq.delta.folder import Objects, inside, rooted_filesystem
 from txmq.delta.log_files import log_files
-from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
+from txmq.delta.schemas import MARKS_PROPERTY, SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.delta.table import Table
 from txmq.errors import (
     AccessDeniedError,
     BucketNotFoundError,
+    CredentialsExpiredError,
     IncompatibleVersionError,
     ReadOnlyStoreError,
     StorageError,
@@ -45,10 +46,11 @@ from txmq.ops.admin.needs import Figures, needs_of
 from txmq.ops.admin.status import Admin, lag_of, parked_topics, set_aside
 from txmq.ops.backup.order import order_faults
 from txmq.ops.backup.positions import sight_of
-from txmq.ops.brokers import BrokerEntry, read_brokers
 from txmq.publish.progress import PublishProgress
 from txmq.spark.java import OLDEST_JAVA, find_java
+from txmq.store.brokers import BrokerEntry, read_brokers
 from txmq.store.config import Config
+from txmq.store.known import lost_by_others, problem_of_loss
 from txmq.store.register import Register
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store, check_store
@@ -59,11 +61,13 @@ from txmq.store.tables import CONSUMER_GROUP, STATE
 GRANT = "grant it to who runs a broker (docs/security.md)"
 RESTORE = "restore it from a backup; run txmq verify"
 _GROUPS = STATE + CONSUMER_GROUP
+TOPICS = "topics/"
 _LATER = "look again later; nothing shows that it is damaged"
 _CURES: dict[type[TxmqError], str] = {
     IncompatibleVersionError: "use the txmq that wrote it, or a newer one",
     UnsupportedTableError: "drop the feature: ALTER TABLE … DROP FEATURE in Spark",
     AccessDeniedError: GRANT,
+    CredentialsExpiredError: "renew them, or let a catalog lend them (docs/security.md)",
     ReadOnlyStoreError: GRANT,
     BucketNotFoundError: "look at the location of the store, or make the bucket",
     StoreFullError: "make room; writes are refused when it is full, and nothing is lost",
@@ -167,6 +171,9 @@ class Doctor:
     def _of_table(self, path: str) -> Iterator[Finding]:
         table = self._store.tables.table_at(path)
         yield from findings_of_table(path, table, self._store.config.checkpoint_interval)
+        if path.startswith(TOPICS):
+            look = partial(findings_of_topic, self._store, path.removeprefix(TOPICS))
+            yield from with_failure(path, look)
         if path.startswith(STATE):
             register = Register(table, form_of(path.removeprefix(STATE)))
             yield from with_failure(path, partial(_without_findings, register))
@@ -247,10 +254,22 @@ def findings_of_table(path: str, table: Table, checkpoint_interval: int) -> Iter
         if name in _PROPERTIES and properties.get(name) != value:
             problem = f"its property {name} is {properties.get(name)!r}: {_PROPERTIES[name]}"
             yield Finding(path, problem, f"set it: SET TBLPROPERTIES ('{name}' = '{value}')")
+    if MARKS_PROPERTY in properties:
+        problem = f"its property {MARKS_PROPERTY} lets it forget marks, which txmq rests on"
+        yield Finding(path, problem, f"ALTER TABLE … UNSET TBLPROPERTIES ('{MARKS_PROPERTY}')")
     if missed > CHECKPOINTS_MISSED * checkpoint_interval:
         problem = f"has had no checkpoint for {missed:,} commits, one is due each"
         step = "run a broker or txmq maintenance, and look at why it fails"
         yield Finding(path, f"{problem} {checkpoint_interval:,}", step)
+
+
+def findings_of_topic(store: Store, topic: str) -> Iterator[Finding]:
+    """Find messages that another program removed from a topic; 0 commits."""
+    op = store.tables.op_log().table
+    lost = lost_by_others(store, store.tables.topic_log(topic, op.log.table_id))
+    if lost > 0:
+        step = f"restore it, or run txmq rebuild-topic {store.location} {shown_name(topic)}"
+        yield Finding(f"{TOPICS}{topic}", problem_of_loss(lost), step)
 
 
 def findings_of_strange_paths(store: Store) -> Iterator[Finding]:
@@ -280,9 +299,13 @@ def findings_of_needs(store: Store, clock: Clock) -> Iterator[Finding]:
     silent = _silent_groups(store, clock)
     figures = Figures(store.location, timestamp(clock.now_ms()))
     try:
-        figures = Figures.of(Admin(store, clock=clock).status())
-    except TxmqError:
+        # Each table that cannot be used has a finding of its own.
+        figures = replace(Figures.of(Admin(store, clock=clock).status()), unusable={})
+    except Exception as error:  # noqa: BLE001 - a value of others hides no other finding
         # What cannot be read is a finding of its own; the registers tell what they can.
+        if not isinstance(error, TxmqError):
+            problem = f"cannot be counted ({type(error).__name__})"
+            yield Finding("status", problem, "look for rows that no txmq wrote: txmq verify")
         yield from _needs_of_registers(store, figures, clock.now_ms())
     yield from _findings_of(replace(figures, silent=sum(silent.values()), silent_groups=silent))
 

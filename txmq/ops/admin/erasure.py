@@ -183,7 +183,7 @@ class Erasure:
 
         Reads: the keys of all messages, settled, op, state/publisher. Writes: half, the schedule,
         topics, state/maintenance (an audit, without the key). Commits: for each table one that
-        rewrites files and at most one that closes its log; one for the audit.
+        rewrites files, or none of them, and at most one that closes its log; one for the audit.
 
         Args:
             reason: one line, which is kept with the name of the OS user.
@@ -205,17 +205,15 @@ class Erasure:
         if ids:
             self._note(signed, matches)
         chosen = replace(wanted, transactions=ids)
-        # Traces soon: those without the key are found by live messages that they are about.
-        order = sorted(tables, key=lambda path: (path != HALF, path != TRACES))
-        erased_tables = {
-            path: self._erase(path, tables[path], chosen, matches[path].messages) for path in order
-        }
-        rows = [erased_tables[path] for path in tables]
+        rows = [self._erase(HALF, tables[HALF], chosen, matches[HALF].messages)]
+        # Tables that are made from now on are filled from an emptied half.
+        tables = message_tables(self._store)
+        rows += self._erase_copies(tables, chosen, matches)
         # What is published by now is found below; what is claimed later may come after that look.
         published = published_up_to(self._store)
         rows += self._erase_again(tables, chosen)
         waiting = on_their_way(self._store, ids, published)
-        self._close(tables, wanted, matches[HALF].topics)
+        self._close(tables, wanted)
         rows = [self._with_old_files(row, tables, wanted) for row in rows]
         logger.info("%d messages were erased", sum(row.messages for row in rows))
         return ErasureReport(
@@ -266,6 +264,29 @@ class Erasure:
             return ErasedTable(path, matches.messages, version)
         raise CommitConflictError(path, "other writers won every try; run the erasure again")
 
+    def _erase_copies(
+        self, tables: Mapping[str, Table], chosen: Wanted, matches: Mapping[str, Matches]
+    ) -> list[ErasedTable]:
+        """Erase the chosen rows of all topics; refuse rebuilds that copied them from half before.
+
+        What such a rebuild has committed by then is found again; later it is refused. A topic
+        without such rows may be rebuilt too, by what half held before a call that was killed.
+        """
+        rows: list[ErasedTable] = []
+        # Traces soon: those without the key are found by live messages that they are about.
+        for path in sorted(tables, key=lambda path: path != TRACES):
+            if path == HALF:
+                continue
+            count = matches[path].messages if path in matches else 0
+            rows.append(self._erase(path, tables[path], chosen, count))
+            if not count:
+                self._rewrite_nothing(tables[path])
+        return rows
+
+    def _rewrite_nothing(self, table: Table) -> None:
+        attempts = self._store.config.commit_attempts
+        until_committed(table, lambda: table.writer.remove(()), attempts)
+
     def _erase_again(self, tables: Mapping[str, Table], chosen: Wanted) -> list[ErasedTable]:
         """Erase the rows that a publisher copied before their source was erased."""
         matches = {path: matches_in(path, table, chosen) for path, table in tables.items()}
@@ -277,12 +298,12 @@ class Erasure:
 
     # --- old files ----------------------------------------------------------------------------
 
-    def _close(self, tables: Mapping[str, Table], wanted: Wanted, topics: set[str]) -> None:
-        """Let log clean-up take the old files, and refuse rebuilds that read them."""
-        for path, table in tables.items():
+    def _close(self, tables: Mapping[str, Table], wanted: Wanted) -> None:
+        """Let log clean-up take the old files."""
+        for table in tables.values():
             last = old_files(table, wanted).last_commit
-            if last is not None or path.removeprefix(TOPICS) in topics:
-                self._close_log(table, table.refresh().version if last is None else last)
+            if last is not None:
+                self._close_log(table, last)
 
     def _close_log(self, table: Table, last: int) -> None:
         """Write an empty commit and a checkpoint past the last commit that names old files.
@@ -545,14 +566,12 @@ class Matches:
     Attributes:
         files: the live files with wanted rows, and how many each has.
         transactions: of these rows.
-        topics: the topics to which these rows were sent, by their stored names.
     """
 
     path: str
     table: Table
     files: list[tuple[DataFile, int]] = field(default_factory=list)
     transactions: set[str] = field(default_factory=set)
-    topics: set[str] = field(default_factory=set)
 
     @property
     def messages(self) -> int:
@@ -571,7 +590,6 @@ def matches_in(path: str, table: Table, wanted: Wanted) -> Matches:
             wanted_rows = rows.filter(pa.array(wanted.are_wanted(rows, table)))
             count += wanted_rows.num_rows
             matches.transactions.update(wanted_rows["transaction_id"].to_pylist())
-            matches.topics.update(wanted_rows[_topic_column(table)].to_pylist())
         if count:
             matches.files.append((file, count))
     return matches

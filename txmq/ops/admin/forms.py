@@ -9,9 +9,9 @@ from txmq.check.round import LeaseValue
 from txmq.consumer.group import GroupValue
 from txmq.listeners.remote import Requests
 from txmq.ops.admin.dead_letter_notes import DeadLettersValue
-from txmq.ops.brokers import BrokersValue
 from txmq.publish.delay_service import DelayValue
 from txmq.publish.progress import PublishProgress
+from txmq.store.brokers import BrokersValue
 from txmq.store.known import MaintenanceValue
 from txmq.store.set_aside import SetAsideTransactions
 from txmq.store.tables import CONSUMER_GROUP, DEAD_LETTERS, REMOTE

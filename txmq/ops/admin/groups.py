@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from txmq.consumer.group import ConsumerGroup, group_in
 from txmq.consumer.group_rules import (
@@ -12,17 +13,20 @@ from txmq.consumer.group_rules import (
     SHARED,
     ConsumeMode,
     GroupState,
+    TopicCommit,
     TopicQueue,
     replay_of,
 )
 from txmq.consumer.lag import GroupLag, Unreadable, readable_groups
 from txmq.consumer.leases import LeaseWatch, sightings
 from txmq.consumer.offsets import ConsumeFromWhere, StartPoint
+from txmq.consumer.reader import topic_commit
 from txmq.errors import (
     CommitConflictError,
     ConfigError,
     ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
+    OffsetOutOfRangeError,
     StorageError,
     StoreFormatError,
     UnreadableFileError,
@@ -35,6 +39,7 @@ from txmq.ops.admin.topics import delete_topic
 from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 from txmq.store.tables import CONSUMER_GROUP
+from txmq.store.topic import REBUILD_MARK
 
 # What damage raises; all other errors of a storage have a type of their own, and may pass.
 _DAMAGE = (StorageError, StoreFormatError, UnreadableFileError)
@@ -139,7 +144,8 @@ class ConsumerGroups:
                 again; a handler may still work on an old message beside the next ones.
 
         Reads: state/group_<group>, the topic. Commits: with `apply` one to `state/group_<group>`,
-        else 0. A call that failed can be repeated.
+        and one more for a rebuild of the topic meanwhile; else 0. A call that failed can be
+        repeated.
 
         Returns:
             The offsets before and after, by queue.
@@ -153,20 +159,20 @@ class ConsumerGroups:
         name = stored_group(consumer_group)
         stored = stored_topic(topic)
         group = group_in(self._store, name)
-        if not group.exists:
-            raise ConsumerGroupNotFoundError(name)
-        state = group.read()
-        if state.is_gone:
-            raise ConsumerGroupNotFoundError(name)
-        queues = _queues_to_reset(state, stored, to, queue_id)
-        where = {stored: to} if isinstance(to, Mapping) else to
-        offsets = StartPoint.of(where, moment).offsets_in(self._store, stored, queues)
-        after = {TopicQueue(stored, queue): offset for queue, offset in offsets.items()}
-        if apply:
-            group.change(
-                lambda now: self._reset(group, now, after, force=force), self._clock.now_ms()
-            )
-        return OffsetsReset(name, stored, _before(state, stored, queues), offsets, apply)
+        start = StartPoint.of({stored: to} if isinstance(to, Mapping) else to, moment)
+
+        def planned(state: GroupState) -> OffsetsReset:
+            if state.is_gone:
+                raise ConsumerGroupNotFoundError(name)
+            queues = _queues_to_reset(state, stored, to, queue_id)
+            offsets = start.offsets_in(self._store, stored, queues)
+            return OffsetsReset(name, stored, _before(state, stored, queues), offsets)
+
+        plan = planned(group.read() if group.exists else GroupState())
+        if not apply:
+            return plan
+        after = self._reset(group, stored, planned, force=force)
+        return replace(plan, after=after, is_written=True)
 
     def delete(self, consumer_group: str, *, apply: bool = False) -> GroupDeletion:
         """Remove the offsets and the retries of a group; a dry run unless `apply`.
@@ -200,14 +206,83 @@ class ConsumerGroups:
     def _reset(
         self,
         group: ConsumerGroup,
-        state: GroupState,
-        offsets: Mapping[TopicQueue, int],
+        topic: str,
+        planned: Callable[[GroupState], OffsetsReset],
         *,
         force: bool,
-    ) -> GroupState:
-        if not force:
-            self._living.check_none(group, state)
-        return state.reset(offsets)
+    ) -> Mapping[int, int]:
+        """Set the offsets, again where a rebuild gave them to other messages meanwhile.
+
+        Where it left no such offset, what was set is undone.
+        """
+        reset = _OffsetReset(
+            topic, planned, None if force else partial(self._living.check_none, group)
+        )
+        rebuilds = None
+        while rebuilds != (now := self._rebuilds(topic)):
+            rebuilds, reset.read_in = now, self._commit_of(topic)
+            try:
+                group.change(reset.after, self._clock.now_ms())
+            except OffsetOutOfRangeError:
+                if reset.is_written:
+                    group.change(reset.undone, self._clock.now_ms())
+                raise
+            reset.note_written()
+        return reset.offsets
+
+    def _rebuilds(self, topic: str) -> int:
+        """Count how often a topic was rebuilt; 0 if it has no table."""
+        table = self._store.tables.table_at(f"topics/{topic}")
+        return (table.log.mark(REBUILD_MARK) or 0) if table.exists() else 0
+
+    def _commit_of(self, topic: str) -> TopicCommit | None:
+        """Return the newest commit of a topic; None if it has no table."""
+        table = self._store.tables.table_at(f"topics/{topic}")
+        return topic_commit(table.folder, table.version) if table.exists() else None
+
+
+class _OffsetReset:
+    """The changes of a group by a reset.
+
+    Attributes:
+        read_in: the commit of the topic before the offsets were computed, so they are of no older
+            one.
+        is_written: whether the group was changed.
+        undo_to: the group before that.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        planned: Callable[[GroupState], OffsetsReset],
+        check: Callable[[GroupState], None] | None,
+    ) -> None:
+        """Compute nothing yet; `check` refuses groups whose members live."""
+        self._topic, self._planned, self._check = topic, planned, check
+        self.read_in: TopicCommit | None = None
+        self.is_written, self.undo_to = False, GroupState()
+        self.offsets: Mapping[int, int] = {}
+        self._before = GroupState()
+
+    def after(self, state: GroupState) -> GroupState:
+        """Return the group with the offsets that its messages have now."""
+        if self._check is not None:
+            self._check(state)
+        self.offsets, self._before = self._planned(state).after, state
+        offsets = {TopicQueue(self._topic, queue): at for queue, at in self.offsets.items()}
+        return state.reset(
+            offsets, {} if self.read_in is None else dict.fromkeys(offsets, self.read_in)
+        )
+
+    def note_written(self) -> None:
+        """Note that the group is as `after` said."""
+        if not self.is_written:
+            self.is_written, self.undo_to = True, self._before
+
+    def undone(self, state: GroupState) -> GroupState:
+        """Return the group with the offsets that it had before."""
+        queues = {TopicQueue(self._topic, queue) for queue in self.offsets}
+        return state.undone(self.undo_to, queues)
 
 
 def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:

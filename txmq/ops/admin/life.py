@@ -6,7 +6,7 @@ import enum
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from txmq.delta.log_files import log_files
 from txmq.errors import StorageError
+from txmq.ground.columns import python_rows, python_values
 from txmq.ground.results import Plain
 from txmq.message.lifecycle import ClaimKind, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
@@ -142,7 +143,7 @@ def check_times_of(claims: pa.Table, known: Known) -> int:
 
 def topics_of(halves: pa.Table) -> list[str]:
     """List the topics that may hold messages of these halves."""
-    names = sorted(name for name in pc.unique(halves["real_topic"]).to_pylist() if name)
+    names = sorted(name for name in python_values(pc.unique(halves["real_topic"])) if name)
     return [*names, TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC]
 
 
@@ -152,14 +153,19 @@ def topics_of(halves: pa.Table) -> list[str]:
 def event_order(event: LifeEvent) -> tuple[datetime, int, int, int, str]:
     """Return the sort key of an event: its time, then the order of the tables."""
     details = event.details
-    place = details.get("op_version", NOTHING), details.get("ordinal", 0)
+    place = details.get("op_version") or NOTHING, details.get("ordinal") or 0
     stage = list(LifeStage).index(event.stage)
-    return event.at, stage, *place, details.get("message_id", "")
+    return event.at, stage, *place, details.get("message_id") or ""
+
+
+def _at(time: datetime | None) -> datetime:
+    """Return the time of a row; a row by hand may have none."""
+    return time or datetime.min.replace(tzinfo=UTC)
 
 
 def half_events(rows: pa.Table) -> Iterator[LifeEvent]:
     """Yield an event for each half."""
-    for row in rows.to_pylist():
+    for row in python_rows(rows):
         title = "head without payload" if row["real_topic"] is None else f"to {row['real_topic']}"
         details = {
             "message_id": row["message_id"],
@@ -172,12 +178,12 @@ def half_events(rows: pa.Table) -> Iterator[LifeEvent]:
             "ordinary": row["ordinary"] or None,
             **_content(row),
         }
-        yield LifeEvent(row["born_timestamp"], LifeStage.HALF, title, _without_nulls(details))
+        yield LifeEvent(_at(row["born_timestamp"]), LifeStage.HALF, title, _without_nulls(details))
 
 
 def claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
     """Yield an event for each claim."""
-    for row in claims.to_pylist():
+    for row in python_rows(claims):
         details = {
             "source": row["source"],
             "producer_group": row["producer_group"],
@@ -189,16 +195,18 @@ def claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
             "sequences": row["sequences"],
             "reason": row["reason"],
         }
-        yield LifeEvent(row["op_timestamp"], LifeStage.CLAIM, row["kind"], _without_nulls(details))
+        yield LifeEvent(
+            _at(row["op_timestamp"]), LifeStage.CLAIM, row["kind"], _without_nulls(details)
+        )
 
 
 def fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
     """Yield an event for each settled row."""
-    for row in facts.to_pylist():
+    for row in python_rows(facts):
         names = ("source", "op_version", "ordinal", "life", "sequences", "reason")
         details = {name: row[name] for name in names}
         yield LifeEvent(
-            row["settled_timestamp"], LifeStage.FACT, row["state"], _without_nulls(details)
+            _at(row["settled_timestamp"]), LifeStage.FACT, row["state"], _without_nulls(details)
         )
 
 
@@ -209,7 +217,7 @@ def shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
         return
     is_dead = topic == TRANS_CHECK_MAX_TIME_TOPIC
     stage = LifeStage.DEAD_LETTER if is_dead else LifeStage.MESSAGE
-    for row in rows.to_pylist():
+    for row in python_rows(rows):
         details = {
             "message_id": row["message_id"],
             "queue_id": row["queue_id"],
@@ -218,15 +226,15 @@ def shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
             "life": row["life"],
             **_content(row),
         }
-        yield LifeEvent(row["store_timestamp"], stage, f"in {topic}", _without_nulls(details))
+        yield LifeEvent(_at(row["store_timestamp"]), stage, f"in {topic}", _without_nulls(details))
 
 
 def _scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
-    for row in rows.to_pylist():
+    for row in python_rows(rows):
         names = ("message_id", "op_version", "life", "deliver_timestamp")
         title = f"to {row['topic']}, in the schedule"
         details = {name: row[name] for name in names}
-        yield LifeEvent(row["store_timestamp"], LifeStage.SCHEDULED, title, details)
+        yield LifeEvent(_at(row["store_timestamp"]), LifeStage.SCHEDULED, title, details)
 
 
 def _content(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.consumer.arguments import check_max_messages
-from txmq.errors import InvalidBodyError, InvalidNameError
-from txmq.ground.columns import python_rows
+from txmq.errors import InvalidBodyError, InvalidNameError, MessageIdError, UnsupportedTableError
+from txmq.ground.columns import integers, python_rows, sound_rows
 from txmq.ground.results import plain
 from txmq.maintenance.retention import topic_begins
 from txmq.message.ids import (
     check_transaction_id,
     first_transaction_id,
     message_address,
+    message_id,
     transaction_time_ms,
 )
 from txmq.message.lifecycle import DeliveryState, TransactionState
@@ -34,6 +37,7 @@ from txmq.message.names import (
 )
 from txmq.producer.trace import TraceRecord, TraceType, decoded, encoded
 from txmq.store.known import Known, KnownReader, known_by_message, no_message, no_transaction
+from txmq.store.schemas import PLACE_LIMITS
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store, check_store
 
@@ -170,6 +174,9 @@ class MessageQuery:
     Args:
         store: the store to search.
 
+    Attributes:
+        unusable: why topics cannot be used, by topic; searches over all topics pass them over.
+
     Example:
         >>> MessageQuery(store).by_key("order-42", topic="order-paid")
         ()
@@ -179,6 +186,7 @@ class MessageQuery:
         """Open nothing yet."""
         check_store(store)
         self._store = store
+        self.unusable: dict[str, str] = {}
 
     def by_id(
         self, message_id: str, *, with_body: bool = False, with_trace: bool = True
@@ -278,7 +286,12 @@ class MessageQuery:
     ) -> tuple[FoundMessage, ...]:
         names = self._topics_to_search(key, topic)
         check_max_messages(max_count, "max_count")
-        hits = [hit for name in names for hit in hits_of(self._table(name), key, max_count, budget)]
+        hits = [
+            hit
+            for name in names
+            if topic is not None or self._is_usable(name)
+            for hit in hits_of(self._table(name), key, max_count, budget)
+        ]
         newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
         message_ids = list(newest)[:max_count]
         ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))
@@ -333,23 +346,24 @@ class MessageQuery:
         """Read the ids of all messages of a transaction, in their order."""
         ids = pa.array([transaction_id], pa.string())
         half = self._store.tables.half_log().table
-        rows = half.search.rows_of("transaction_id", ids, ("sequence", "message_id", "real_topic"))
-        rows = rows.filter(pc.is_valid(rows["real_topic"])).select(["sequence", "message_id"])
+        rows = half.search.rows_of("transaction_id", ids, ("sequence", "real_topic"))
+        rows = rows.filter(pc.is_valid(rows["real_topic"])).select(["sequence"])
         if not rows.num_rows:
-            tables = [self._table(topic) for topic in self._all_topics()]
-            by_topic = [t.search.rows_of("transaction_id", ids, rows.column_names) for t in tables]
+            tables = [self._table(name) for name in self._all_topics() if self._is_usable(name)]
+            by_topic = [t.search.rows_of("transaction_id", ids, ("sequence",)) for t in tables]
             rows = pa.concat_tables([rows, *by_topic])
-        pairs = zip(rows["sequence"].to_pylist(), rows["message_id"].to_pylist(), strict=True)
-        return [message_id for _, message_id in sorted(set(pairs))]
+        # Not the ids in the rows: other programs write any.
+        sequences = np.unique(integers(rows["sequence"], -1))
+        return [message_id(transaction_id, each) for each in sequences[sequences >= 0].tolist()]
 
     def _topics_of(
         self, halves: Mapping[str, Mapping[str, Any]], message_ids: Sequence[str]
     ) -> list[str]:
         """List the topics that may hold these messages; one without a half may be in any."""
         if any(message_id not in halves for message_id in message_ids):
-            return self._all_topics()
+            return list(filter(self._is_usable, self._all_topics()))
         topics = {half["real_topic"] for half in halves.values()} | _INTERNAL
-        return sorted(filter(self._is_there, topics))
+        return sorted(name for name in topics if self._is_there(name) and self._is_usable(name))
 
     def _all_topics(self) -> list[str]:
         return [name for name in self._store.topics() if name != TRACE_TOPIC]
@@ -368,6 +382,14 @@ class MessageQuery:
         except InvalidNameError:
             # A half that another program wrote may name anything.
             return False
+
+    def _is_usable(self, topic: str) -> bool:
+        """Tell whether a topic can be read; keep why not."""
+        try:
+            self._table(topic).log.open()
+        except UnsupportedTableError as error:
+            self.unusable[topic] = str(error)
+        return topic not in self.unusable
 
     def _table(self, topic: str) -> Table:
         return self._store.tables.table_at(f"topics/{topic}")
@@ -531,9 +553,15 @@ def _newest_first(span: FileRange) -> tuple[bool, int]:
     return span.high is not None, -(span.high or 0)
 
 
-def _hits_in(rows: pa.Table, key: str) -> Iterator[Hit]:
-    for row in rows.filter(has_key(rows["keys"], key)).drop_columns(["keys"]).to_pylist():
-        yield Hit(row["op_version"], row["queue_offset"], row["message_id"])
+def _hits_in(rows: pa.Table, key: str) -> list[Hit]:
+    hits: list[Hit] = []
+    rows = sound_rows(rows.filter(has_key(rows["keys"], key)), _KEY_COLUMNS, PLACE_LIMITS)
+    for row in rows.to_pylist():
+        # Another program may have given it any id.
+        with suppress(MessageIdError):
+            message_address(row["message_id"])
+            hits.append(Hit(row["op_version"], row["queue_offset"], row["message_id"]))
+    return hits
 
 
 def is_one_key(key: object) -> bool:

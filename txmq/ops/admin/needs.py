@@ -99,9 +99,11 @@ class Figures:
         delay_lag_s: how long the delayed message that was due first is overdue.
         oldest_open_s: the age of the oldest open transaction.
         open_too_long: how many transactions are open for longer than OPEN_AGE_MAX_S.
+        renewed: how many open transactions have a producer that lives and works on them.
         silent: how many open transactions nobody answers for.
         silent_groups: how many of them there are by producer group, as far as that is known.
         files: the number of files by table.
+        unusable: why topics cannot be used, by topic.
         damaged: why consumer groups cannot be read, by group.
         unread: messages in queues that no living member reads, by consumer group.
         still_s: how long queues with messages and a member have stood still, by consumer group.
@@ -119,9 +121,11 @@ class Figures:
     oldest_open_s: float = 0.0
     open_too_long: int = 0
     discarded: int = 0
+    renewed: int = 0
     silent: int = 0
     silent_groups: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
     damaged: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, int] = field(default_factory=dict)
     still_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -142,16 +146,18 @@ class Figures:
             oldest_open_s=status.oldest_open_half_age_s or 0.0,
             open_too_long=status.older_than.get(OPEN_AGE_MAX_S, 0),
             discarded=status.discarded,
+            renewed=status.unasked.get(Reason.PRODUCER_LIVES.value, 0),
             silent=status.unasked.get(Reason.NO_LISTENER.value, 0),
             files={name: size.files for name, size in status.tables.items()},
+            unusable=status.unusable,
         )
 
 
 def needs_of(figures: Figures) -> list[Need]:
     """List all needs, first those that cannot wait."""
     rules = (
-        _unpublished, _late, _parked, _unreadable, _set_aside, _incomplete, _open_too_long,
-        _discarded, _unasked, _damaged, _unread, _still, _many_files,
+        _unpublished, _late, _parked, _unusable, _unreadable, _set_aside, _incomplete,
+        _open_too_long, _discarded, _unasked, _damaged, _unread, _still, _many_files,
     )  # fmt: skip
     needs = [need for rule in rules for need in rule(figures)]
     return sorted(needs, key=lambda need: need.urgency is not Urgency.NOW)
@@ -232,6 +238,22 @@ def _parked(figures: Figures) -> Iterator[Need]:
         )
 
 
+def _unusable(figures: Figures) -> Iterator[Need]:
+    for topic in figures.unusable.keys() - {parked.topic for parked in figures.parked}:
+        name, problem = shown_name(topic), figures.unusable[topic]
+        yield Need(
+            Urgency.NOW,
+            Alert.TOPIC_PARKED,
+            where=f"topics/{topic}",
+            problem=f"cannot be used: {problem}",
+            next_step="drop the feature: ALTER TABLE … DROP FEATURE in Spark",
+            title=f"Topic {name} cannot be used",
+            text=problem,
+            path=f"/topics/{topic}",
+            call=_doctor(figures),
+        )
+
+
 # --- messages that cannot be read -----------------------------------------------------------------
 
 
@@ -260,11 +282,11 @@ def _set_aside(figures: Figures) -> Iterator[Need]:
             Urgency.NOW,
             Alert.FILE_UNREADABLE,
             where="state/set_aside",
-            problem=f"{count:,} transactions wait for files of half that cannot be read",
-            next_step="restore the files, or give up: txmq resolve ID --give-up; "
-            "txmq status names both",
+            problem=f"{count:,} transactions wait for what cannot be read: {first.problem}",
+            next_step="restore the files, or give the broker the old key and the new one "
+            "(claim_keys), or give up: txmq resolve ID --give-up; txmq status names both",
             title=f"{counted(count, 'transaction')} set aside",
-            text=f"They wait for messages that cannot be read: {first.problem}",
+            text=f"They wait for what cannot be read: {first.problem}",
             path=f"/transactions/{first.transaction_id}",
             call=_status(figures),
         )
@@ -294,12 +316,17 @@ def _open_too_long(figures: Figures) -> Iterator[Need]:
     if figures.oldest_open_s > OPEN_AGE_MAX_S:
         transactions = counted(figures.open_too_long, "transaction")
         oldest = duration(figures.oldest_open_s)
+        lives = (
+            f"; of all open ones {figures.renewed:,} have a producer that lives and works on them"
+        )
+        lives = lives if figures.renewed else ""
         yield Need(
             Urgency.NOW,
             Alert.OPEN_TOO_LONG,
             where="transactions",
-            problem=f"{transactions} open for more than an hour, the oldest for {oldest}",
-            next_step="txmq open LOCATION says why; mend the listener, or decide: txmq resolve",
+            problem=f"{transactions} open for more than an hour, the oldest for {oldest}{lives}",
+            next_step="txmq open LOCATION says why (PRODUCER_LIVES: end its process if it hangs); "
+            "mend the listener, or decide: txmq resolve",
             title=f"{transactions} open for more than an hour",
             text=f"The oldest is {oldest} old. Its change may be done, its message waits.",
             path="/transactions",

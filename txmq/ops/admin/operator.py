@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from txmq.errors import (
     TransactionError,
 )
 from txmq.ground.clock import Clock, SystemClock
+from txmq.ground.columns import python_values
 from txmq.ground.results import Plain, plain
 from txmq.message.ids import check_transaction_id, transaction_time_ms
 from txmq.message.lifecycle import (
@@ -35,9 +37,11 @@ from txmq.message.lifecycle import (
 from txmq.message.message import LocalTransactionState
 from txmq.message.names import check_stored_group
 from txmq.message.reasons import GIVE_UP, signed_reason
+from txmq.store.brokers import SigningKey
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.config import Config
 from txmq.store.known import KnownReader, no_transaction
-from txmq.store.op import OpRow
+from txmq.store.op import OpRow, end_life
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import last_facts
 from txmq.store.store import Store, check_store
@@ -235,9 +239,10 @@ class Operator:
     def give_up(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
         """Give up the messages of a set-aside transaction that cannot be read; dry unless `apply`.
 
-        The publisher tries once more; if a file is readable by then, nothing is given up. Else a
-        transaction without an end is rolled back, also after a COMMIT that could not be settled,
-        and of a COMMITTED one the messages are published that can be read.
+        The publisher tries once more. A COMMITTED transaction stays so, and of its messages those
+        are published that can be read by then. Any other one is rolled back, also after a COMMIT
+        that could not be settled; only if its files are readable by then, what was claimed before
+        counts: a COMMIT publishes it, and a DISCARD leaves it to `resume`.
 
         Args:
             transaction_id: a transaction that `Admin.status().set_aside` names.
@@ -260,7 +265,8 @@ class Operator:
             return plan
         source, now_ms = ClaimSource.OPERATOR, self._clock.now_ms()
         group = plan.producer_group
-        row = OpRow(transaction_id, ClaimKind.ROLLBACK, group, source, now_ms, reason=signed)
+        life = end_life(group, plan.life, self._store.config)
+        row = OpRow(transaction_id, ClaimKind.ROLLBACK, group, source, now_ms, life, reason=signed)
         return replace(plan, op_version=self._append(row))
 
     def resume(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
@@ -326,7 +332,7 @@ class Operator:
         unchanged = before.result(kind, signed, messages)
         if kind is not ClaimKind.RESUME and before.standing.state is end_asked_for(kind):
             return unchanged
-        row = before.row(kind, signed, self._clock.now_ms())
+        row = before.row(kind, signed, self._clock.now_ms(), self._store.config)
         after = before.after(row)
         plan = replace(
             unchanged,
@@ -352,6 +358,7 @@ class Operator:
 
     def _append(self, row: OpRow) -> int | None:
         """Append a claim of an operator to op: one commit. Return its version."""
+        SigningKey(self._store.tables, row.producer_group, self._clock).check()
         op, queues = self._store.tables.op_log(), self._store.config.half_queues
         claims = ClaimWriter(op, "operator", queues)
         claims.append([row])
@@ -431,9 +438,10 @@ class _TransactionNow:
             problem=None if self.standing.state in FINAL_STATES else self.halves.problem,
         )
 
-    def row(self, kind: ClaimKind, reason: str, now_ms: int) -> OpRow:
+    def row(self, kind: ClaimKind, reason: str, now_ms: int, config: Config) -> OpRow:
         """Make the row of the claim, for the group that prepared the transaction."""
-        group, life = self.halves.producer_group, None
+        group = self.halves.producer_group
+        life = end_life(group, self.standing.life, config)
         if kind is ClaimKind.RESUME:
             life = self.standing.life + 1
         source = ClaimSource.OPERATOR
@@ -454,9 +462,9 @@ class _TransactionNow:
 
     def check_took_effect(self, row: OpRow) -> None:
         """Raise as `after` unless this row, or another row with the same end, took effect."""
-        if row.life is not None:
+        if row.kind is ClaimKind.RESUME:
             # The new life may have ended since; a RESUME only asks that it began.
-            took_effect = self.standing.life >= row.life
+            took_effect = self.standing.life >= (row.life or 0)
         else:
             took_effect = self.standing.state is _state_asked_for(row.kind)
         if not took_effect:
@@ -502,7 +510,7 @@ def planned_give_up(store: Store, transaction_id: str, reason: str) -> OperatorR
     rows, _ = logs.half.readable_summaries(ids)
     facts = last_facts(logs.settled.facts_of(ids)).to_pylist()
     before = TransactionState(facts[0]["state"]) if facts else TransactionState.PENDING
-    groups = pc.unique(rows["producer_group"]).drop_null().to_pylist()
+    groups = python_values(pc.unique(rows["producer_group"]).drop_null())
     owners = [*sorted(groups), entry.producer_group, logs.settled.group_of(transaction_id)]
     return OperatorResult(
         transaction_id=transaction_id,
@@ -511,7 +519,7 @@ def planned_give_up(store: Store, transaction_id: str, reason: str) -> OperatorR
         reason=reason,
         state_before=before,
         state_after=before if before in FINAL_STATES else TransactionState.ROLLED_BACK,
-        life=facts[0]["life"] if facts else 0,
+        life=max(facts[0]["life"] if facts else 0, entry.life),
         source=ClaimSource.OPERATOR.value,
         messages=messages_by_topic(rows),
         problem=entry.problem,
@@ -524,5 +532,4 @@ def messages_by_topic(rows: pa.Table) -> dict[str, int]:
     rows = rows.filter(pc.is_valid(rows["real_topic"]))
     # A retried append wrote its rows twice; they count once.
     messages = rows.group_by(["sequence", "real_topic"]).aggregate([])
-    counts = messages["real_topic"].value_counts().to_pylist()
-    return {count["values"]: count["counts"] for count in sorted(counts, key=lambda c: c["values"])}
+    return dict(sorted(Counter(python_values(messages["real_topic"])).items()))

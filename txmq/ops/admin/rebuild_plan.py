@@ -20,11 +20,11 @@ from txmq.publish.engines import copied
 from txmq.publish.plan import BATCH_ROWS, DELIVERED, Plan, make_plan
 from txmq.publish.progress import PublishProgress
 from txmq.store.half import HalfLog
-from txmq.store.known import MaintenanceValue, kept_since_ms
+from txmq.store.known import kept_since_ms, maintenance_value
 from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING, ScheduleLog
 from txmq.store.store import Store
-from txmq.store.topic import TopicLog, offsets_in_order
+from txmq.store.topic import MovedOffsets, TopicLog, moved_offsets, offsets_in_order
 
 logger = logging.getLogger(__name__)
 # A rebuild counts offsets again, and keeps the time at which a row was stored.
@@ -48,8 +48,9 @@ class TopicRebuild:
         kept: messages that only the topic itself still holds: retention has taken their halves.
         unpublished: messages that the publisher has not shown yet, which is no fault.
         marks_differ: whether the mark or a next offset is wrong, or the topic was further once.
-        groups: consumer groups under which offsets would move; a rebuild refuses, or puts them
-            back by force.
+        groups: consumer groups under which offsets would move, or of whose dead letters notes
+            would; a rebuild refuses, or puts them back by force. After it those that went back,
+            also those that read the old order while it slept.
         is_written: false in a dry run, and where nothing is wrong.
     """
 
@@ -173,6 +174,11 @@ class TopicComparison:
         return begin
 
     @property
+    def moved_before(self) -> MovedOffsets:
+        """What the rebuilds before this one moved."""
+        return moved_offsets(self.log.table)
+
+    @property
     def row_count(self) -> int:
         """How many messages the topic shows after a rebuild."""
         return len(self._rows)
@@ -294,7 +300,8 @@ class TopicComparison:
         if self.expected.first_kept_id is not None and len(shifts) and shifts[-1] > 0:
             problem = (
                 f"misses {int(shifts[-1]):,} messages of queue {queue}, and nothing holds them "
-                "any more: retention has taken their halves"
+                "any more: retention has taken their halves; restore the topic, or give them up "
+                "(--apply --give-up)"
             )
             raise TopicNotRebuiltError(self.log.name, problem)
         return 0
@@ -377,7 +384,7 @@ def expected_rows(store: Store, op_table_id: str, topic: str, after: int) -> Exp
 
 
 def _first_kept_id(store: Store) -> str | None:
-    since_ms = kept_since_ms(store.tables.register("maintenance", MaintenanceValue).read().value)
+    since_ms = kept_since_ms(maintenance_value(store))
     if since_ms is None:
         return None
     digits = f"{since_ms:012x}"

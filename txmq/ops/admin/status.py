@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,15 @@ import pyarrow.compute as pc
 
 from txmq.check.standing import StandingReader
 from txmq.consumer.arguments import check_max_messages
-from txmq.errors import TxmqError
+from txmq.errors import InvalidNameError, TxmqError, UnsupportedTableError
 from txmq.ground.clock import Clock, SystemClock, milliseconds, timestamp
-from txmq.ground.columns import Groups, Integers, times_ms
+from txmq.ground.columns import Groups, Integers, python_rows, sound_rows, times_ms
 from txmq.ground.results import Plain
-from txmq.listeners.protocol import UNASKED_REASONS
+from txmq.listeners.protocol import UNASKED_REASONS, Reason
 from txmq.listeners.remote import remote_groups, requests_in
 from txmq.message.ids import check_transaction_id, transaction_times_ms
 from txmq.message.lifecycle import TransactionState
-from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.ops.admin.life import (
     NOT_VISIBLE,
     TransactionLife,
@@ -45,7 +46,7 @@ from txmq.store.known import Known, KnownReader, known_by_message, no_transactio
 from txmq.store.op import required_keys
 from txmq.store.schemas import SETTLED
 from txmq.store.set_aside import read_set_aside
-from txmq.store.settled import NOTHING, last_facts, without_deliveries
+from txmq.store.settled import NOTHING, last_facts, scheduled_among, without_deliveries
 from txmq.store.store import Store, check_store
 from txmq.verify import MarkerPlace, VerifyReport, verify
 
@@ -76,7 +77,7 @@ class ParkedTopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class SetAsideStatus:
-    """A transaction that waits because messages of it cannot be read."""
+    """A transaction that waits because messages of it, or claims about it, cannot be read."""
 
     transaction_id: str
     problem: str
@@ -140,6 +141,8 @@ class Status(Plain):
         members: how many live producers answer checks, by producer group.
         brokers: who serves the store, and who did until lately; by the last sign of life.
         brokers_problem: why `brokers` cannot be read and is empty; None where all is well.
+        unusable: the topics that have a feature which txmq does not know, each with the reason.
+            Their messages are not counted.
     """
 
     location: str
@@ -168,6 +171,7 @@ class Status(Plain):
     members: Mapping[str, int]
     brokers: tuple[BrokerStatus, ...]
     brokers_problem: str | None = None
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
 
 class Admin:
@@ -208,9 +212,11 @@ class Admin:
         states = states_of(logs, now_ms)
         halves = open_halves(logs.half, states)
         owners, ages_ms = halves.owners, halves.ages_ms(now_ms)
-        checks = StandingReader(self._store.tables.logs(), self._store.config).of(owners, now_ms)
-        waiting = scheduled(logs.schedule, settled, now_ms)
-        topics = self._topic_sizes(op_table_id)
+        logs = self._store.tables.logs(believes_unknown=True)
+        checks = StandingReader(logs, self._store.config).of(owners, now_ms)
+        topics, unusable = self._topic_sizes(op_table_id)
+        is_unknown = SCHEDULE_TOPIC in unusable
+        waiting = Schedule(0, 0.0) if is_unknown else scheduled(logs.schedule, settled, now_ms)
         brokers, brokers_problem = broker_statuses(self._store, now_ms)
         return Status(
             location=self._store.location,
@@ -235,6 +241,7 @@ class Admin:
             members=members_of(self._store, now_ms),
             brokers=brokers,
             brokers_problem=brokers_problem,
+            unusable=unusable,
         )
 
     def transaction(
@@ -287,7 +294,11 @@ class Admin:
     ) -> dict[str, pa.Table]:
         """Read its rows in each topic; without halves it may have messages in any."""
         topics = topics_of(halves) if halves.num_rows else self._store.topics()
-        tables = {topic: self._store.tables.topic_log(topic, op_table_id).table for topic in topics}
+        tables: dict[str, Table] = {}
+        for topic in topics:
+            # A half that another program wrote may name anything.
+            with suppress(InvalidNameError):
+                tables[topic] = self._store.tables.topic_log(topic, op_table_id).table
         rows = {
             topic: _rows_about(table, ids, max_messages)
             for topic, table in tables.items()
@@ -295,9 +306,15 @@ class Admin:
         }
         return {topic: of_topic for topic, of_topic in rows.items() if of_topic.num_rows}
 
-    def _topic_sizes(self, op_table_id: str) -> dict[str, TableSize]:
-        names = {*self._store.topics(), TRANS_CHECK_MAX_TIME_TOPIC}
-        return {name: self._topic_size(name, op_table_id) for name in sorted(names)}
+    def _topic_sizes(self, op_table_id: str) -> tuple[dict[str, TableSize], dict[str, str]]:
+        """Return the sizes of all topics, and why some of them cannot be used."""
+        sizes, unusable = dict[str, TableSize](), dict[str, str]()
+        for name in sorted({*self._store.topics(), TRANS_CHECK_MAX_TIME_TOPIC}):
+            try:
+                sizes[name] = self._topic_size(name, op_table_id)
+            except UnsupportedTableError as error:
+                sizes[name], unusable[name] = TableSize.of(()), str(error)
+        return sizes, unusable
 
     def _topic_size(self, topic: str, op_table_id: str) -> TableSize:
         table = self._store.tables.topic_log(topic, op_table_id).table
@@ -316,7 +333,7 @@ def _rows_about(table: Table, ids: pa.Array, max_rows: int | None) -> pa.Table:
 
 def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:
     for topic, rows in shown.items():
-        row = rows.slice(0, 1).to_pylist()[0]
+        row = python_rows(rows.slice(0, 1))[0]
         if topic != TRANS_CHECK_MAX_TIME_TOPIC:
             return known_by_message(known, row)
         # A dead letter may be of an earlier life, so it proves no end.
@@ -330,12 +347,11 @@ def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:
 def states_of(logs: Logs, now_ms: int) -> pa.Table:
     """Read transaction_id and state of all transactions that a claim changed, settled or not."""
     settled, op = logs.settled, logs.op
-    facts = settled.table.rows.read(settled.table.files.all(), SETTLED.columns.names)
+    columns = ("transaction_id", "state", "op_version", "ordinal")
+    facts = settled.all_facts(columns)
     waiting = op.between(settled.mark, op.table.version)
-    columns = ["transaction_id", "state", "op_version", "ordinal"]
     fresh = settle(waiting, logs.half, settled, now_ms).facts
-    all_facts = pa.concat_tables([facts.select(columns), fresh.select(columns)])
-    return last_facts(without_deliveries(all_facts))
+    return last_facts(pa.concat_tables([facts, without_deliveries(fresh).select(list(columns))]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +384,7 @@ def open_halves(half: HalfLog, states: pa.Table) -> OpenHalves:
             problems.append(problem)
         else:
             tables.append(rows)
-    rows = pa.concat_tables(tables)
+    rows = sound_rows(pa.concat_tables(tables), ("transaction_id",))
     is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
     ended = states.filter(pc.invert(is_pending))["transaction_id"]
     rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
@@ -383,7 +399,8 @@ def unasked_of(standings: pa.Table) -> dict[str, int]:
     """Count the transactions that were not asked about in their last check, by the reason."""
     rows = standings["reason"].value_counts().to_pylist()
     counts = {row["values"]: row["counts"] for row in rows}
-    return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
+    reasons = (*UNASKED_REASONS, Reason.PRODUCER_LIVES)
+    return {reason.value: counts[reason] for reason in reasons if reason in counts}
 
 
 def counts_by_state(states: pa.Table, logs: Logs) -> dict[str, int]:
@@ -417,7 +434,7 @@ def scheduled(schedule: ScheduleLog, settled: SettledLog, now_ms: int) -> Schedu
     if not schedule.refresh().is_there:
         return Schedule(0, 0.0)
     columns = ("transaction_id", "sequence", "deliver_timestamp")
-    rows = schedule.table.rows.read(schedule.table.files.all(), columns)
+    rows = scheduled_among(schedule.table.rows.read(schedule.table.files.all(), columns))
     due_ms = times_ms(rows["deliver_timestamp"])[~are_ended(rows, settled)]
     return Schedule(len(due_ms), max(0, now_ms - int(due_ms.min(initial=now_ms))) / 1000)
 
@@ -425,7 +442,8 @@ def scheduled(schedule: ScheduleLog, settled: SettledLog, now_ms: int) -> Schedu
 def lag_of(op: OpLog, done: int, now_ms: int) -> Lag:
     """Tell how far what is done up to this version is behind the op log."""
     latest = op.table.version
-    waiting = op.table.changes.read(done + 1, latest, ("op_timestamp",))
+    columns = ("op_timestamp",)
+    waiting = sound_rows(op.table.changes.read(done + 1, latest, columns), columns)
     oldest = pc.min(waiting["op_timestamp"]).as_py()
     if oldest is None:
         # Commits without rows, such as the creation of the table, are no lag.

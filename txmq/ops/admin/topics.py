@@ -22,9 +22,10 @@ from txmq.errors import (
     TopicExistsError,
     TopicInUseError,
     TopicNotFoundError,
+    UnsupportedTableError,
 )
 from txmq.ground.clock import Clock, SystemClock, timestamp
-from txmq.ground.columns import Groups, find_pairs, integers, list_items
+from txmq.ground.columns import Groups, find_pairs, integers, list_items, python_values
 from txmq.ground.results import Plain, plain
 from txmq.maintenance.retention import tell_topic_begin, topic_begins
 from txmq.message.lifecycle import FINAL_STATES, TransactionState
@@ -35,12 +36,19 @@ from txmq.message.names import (
     stored_name,
     stored_topic,
 )
-from txmq.ops.admin.rebuild import rebuild_topic
+from txmq.ops.admin.rebuild import give_up_lost, rebuild_topic
 from txmq.ops.admin.rebuild_plan import TopicRebuild
 from txmq.publish.progress import ParkedTopic, PublishProgress
-from txmq.store.settled import NOTHING, SettledLog, last_facts
+from txmq.store.set_aside import read_set_aside
+from txmq.store.settled import NOTHING, SettledLog, last_facts, scheduled_among
 from txmq.store.store import Store, check_store
-from txmq.store.topic import TopicLog, set_body_schema
+from txmq.store.topic import (
+    OFFSET_MARK,
+    TopicLog,
+    queue_ends,
+    remove_messages,
+    set_body_schema,
+)
 from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings, check_spelling
 
 _AT_REST = pa.array([state.value for state in (*FINAL_STATES, TransactionState.DISCARDED)])
@@ -54,6 +62,7 @@ class TopicSummary:
         is_registered: whether an operator created or altered it; else its first message created it.
         is_system: whether it is a topic of txmq itself.
         is_parked: whether it cannot be written now; the other topics are published without it.
+        problem: why its table cannot be used, so that nothing of it is counted; None if it can.
     """
 
     topic: str
@@ -63,6 +72,7 @@ class TopicSummary:
     rows: int
     size_bytes: int
     is_parked: bool
+    problem: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -289,14 +299,17 @@ class Topics:
         repeated.
 
         Raises:
-            TopicInUseError: transactions that name it are open or not published everywhere.
+            TopicInUseError: transactions that name it are open, set aside, or not published
+                everywhere.
             TopicNotFoundError, InvalidNameError: there is no such topic.
             CommitConflictError, StorageError: a table cannot be read or written.
         """
         topic = self._checked(_own_topic(topic), self._store.tables.topic_register().read())
         return delete_topic(self._store, topic, self._clock, apply=apply)
 
-    def rebuild(self, topic: str, *, apply: bool = False, force: bool = False) -> TopicRebuild:
+    def rebuild(
+        self, topic: str, *, apply: bool = False, force: bool = False, give_up: bool = False
+    ) -> TopicRebuild:
         """Compare a topic with half and settled, and repair it; a dry run unless `apply`.
 
         Streams skip the commit of a rebuild, so they do not receive messages that it restores.
@@ -307,11 +320,14 @@ class Topics:
             apply: repair it; without it the differences are only counted.
             force: repair it also where offsets move under consumer groups. These lose their members
                 and go back to the first offset that moves: what follows comes to them again, also
-                to a DeltaInbox, which then knows offsets of other messages.
+                to a DeltaInbox, which then knows offsets of other messages. Dead letters from there
+                on that were purged or replayed are listed again.
+            give_up: with `apply`, do without the messages that another program removed and that no
+                other table holds any more. Offsets stay; a group that has not read them is told.
 
         Reads: half, settled, the schedule, the topic, the groups. Writes: the topic. Commits: with
         `apply` one if anything is wrong, else 0; with `force` one or two more for each group that
-        it puts back. A repeated call compares again.
+        it puts back; with `give_up` one more to state/maintenance. A repeated call compares again.
 
         Raises:
             TopicNotRebuiltError: messages are missing that no other table holds any more, or
@@ -327,6 +343,8 @@ class Topics:
         if name == SCHEDULE_TOPIC and is_there and not is_parked:
             rule = "the schedule is rebuilt only while it is parked: it may hold what no other does"
             raise InvalidNameError("topic", name, rule)
+        if apply and give_up:
+            give_up_lost(self._store, name, self._clock)
         return rebuild_topic(self._store, name, self._clock, apply=apply, force=force)
 
     def all(self) -> tuple[TopicSummary, ...]:
@@ -390,7 +408,11 @@ class Topics:
     def _summary(
         self, topic: str, registered: RegisteredTopics, parked: Mapping[str, ParkedTopic]
     ) -> TopicSummary:
-        files = self._files(topic)
+        problem = None
+        try:
+            files = self._files(topic)
+        except UnsupportedTableError as error:
+            files, problem = [], str(error)
         return TopicSummary(
             topic,
             self._settings(topic, registered),
@@ -399,6 +421,7 @@ class Topics:
             rows=sum(file.num_records for file in files),
             size_bytes=sum(file.size_bytes for file in files),
             is_parked=topic in parked,
+            problem=problem,
         )
 
     def _files(self, topic: str) -> list[DataFile]:
@@ -458,8 +481,8 @@ def _is_system(topic: str) -> bool:
 
 
 def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
-    highs = [span.high for span in log.table.files.ranges("queue_id") if span.high is not None]
-    return log.next_offsets(range(max([queue_nums, *(high + 1 for high in highs)])))
+    ends = queue_ends(log.table.log.marks(OFFSET_MARK))
+    return {queue: ends.get(queue, 0) for queue in range(max([queue_nums, *(q + 1 for q in ends)]))}
 
 
 def _edge(table: Table, ranges: list[FileRange], *, newest: bool) -> datetime | None:
@@ -471,7 +494,8 @@ def _edge(table: Table, ranges: list[FileRange], *, newest: bool) -> datetime | 
     times = table.rows.read([(last if newest else first).file], ("store_timestamp",))[
         "store_timestamp"
     ]
-    stored: datetime | None = (pc.max(times) if newest else pc.min(times)).as_py()
+    edge = pc.max(times) if newest else pc.min(times)
+    stored: datetime | None = python_values(pa.array([edge.cast(pa.int64())]).cast(times.type))[0]
     return stored
 
 
@@ -514,14 +538,15 @@ def _plan_of(store: Store, topic: str, table: Table) -> TopicDeletion:
 def check_unused(store: Store, topic: str) -> int:
     """Return the op version up to which the topic has all messages.
 
-    Raises: TopicInUseError if transactions that name it are open or not published everywhere.
+    Raises: TopicInUseError if transactions that name it are open, set aside, or not published
+        everywhere.
     """
     version = _published(store, topic)
     ids = unfinished(store, topic, version)
     if len(ids):
         problem = (
-            f"is named by {len(ids):,} transactions that are open or not published everywhere, "
-            f"first {ids[0]}; end them, let the publisher catch up, then try again"
+            f"is named by {len(ids):,} transactions that are open, set aside or not published "
+            f"everywhere, first {ids[0]}; end them, let the publisher catch up, then try again"
         )
         raise TopicInUseError(topic, len(ids), problem)
     return version
@@ -544,19 +569,21 @@ def _delete(store: Store, table: Table, plan: TopicDeletion, now_ms: int) -> Non
     Order matters: `topic_begin` is recorded before any file goes, so that verify never meets an
     unexplained gap. A deletion that was killed can simply be run again.
     """
-    if plan.rows:
-        tell_topic_begin(store, {plan.topic: plan.op_version}, now_ms)
+    is_there = table.exists()
+    if is_there:
+        begins = {plan.topic: plan.op_version}
+        told = tell_topic_begin(store, begins, now_ms)[plan.topic]
     register = store.tables.topic_register(create=True)
     register.swap(register.read().with_deleted(plan.topic), now_ms)
-    if plan.rows:
-        _empty(table)
-    if table.exists():
+    if is_there:
+        # Also without rows: a rebuild that has read half would bring them all back.
+        remove_messages(table, table.files.all(), told.before, told.begin)
+        _delete_files(table)
         # A new topic of this name may have another schema.
         set_body_schema(table, plan.topic, None)
 
 
-def _empty(table: Table) -> None:
-    table.writer.remove(table.files.all())
+def _delete_files(table: Table) -> None:
     # Data files go at once; readers may still read the log, which maintenance cleans.
     named = named_by(table.folder, log_files(table.folder).commits_ms)
     delete_files(table.folder, named - {file.path for file in table.refresh().files.all()})
@@ -581,7 +608,11 @@ def unfinished(store: Store, topic: str, version: int) -> pa.Array:
     ended = facts.filter(at_rest)["transaction_id"]
     open_ids = ids.filter(pc.invert(pc.is_in(ids, value_set=ended)))
     waiting = _waiting(scheduled, settled, version)
-    return pc.unique(pa.concat_arrays([open_ids, waiting]))
+    named = pa.concat_arrays([ids, pc.unique(scheduled["transaction_id"])])
+    # Their messages are published later, if the topic does not show them already.
+    aside = [*read_set_aside(store.tables, settled.set_aside_count).transactions]
+    held = named.filter(pc.is_in(named, value_set=pa.array(aside, pa.string())))
+    return pc.unique(pa.concat_arrays([open_ids, waiting, held]))
 
 
 def _naming(store: Store, topic: str) -> pa.Array:
@@ -599,6 +630,7 @@ def _scheduled(store: Store, topic: str) -> pa.Table:
     schedule = store.tables.schedule_log().refresh()
     files = schedule.table.files.all() if schedule.is_there else []
     rows = schedule.table.rows.read(files, ("transaction_id", "sequence", "topic"))
+    rows = scheduled_among(rows)
     return rows.filter(pc.equal(rows["topic"], topic)).select(["transaction_id", "sequence"])
 
 

@@ -48,6 +48,7 @@ from txmq.store.set_aside import REGISTER as SET_ASIDE
 from txmq.store.settled import NOTHING, mark_id
 from txmq.store.store import Store, check_store
 from txmq.store.tables import REGISTERS, STATE, StoreTables
+from txmq.store.topic import REBUILD_MARK
 
 logger = logging.getLogger(__name__)
 PIN_ATTEMPTS = 10
@@ -427,11 +428,13 @@ def pinned(tables: StoreTables) -> dict[str, Pin]:
     problem: str | None = None
     for _ in range(PIN_ATTEMPTS):
         before, half = _still_versions(tables), tables.table_at("half")
-        begun = half.version
+        begun, rebuilds = half.version, _rebuilds(tables)
         pins = {path: pin for path in _paths(tables) if (pin := _pin(tables, path)) is not None}
         problem = _problem_of(pins, half, begun)
         if _still_versions(tables) != before:
             problem = f"{' or '.join(STATE + name for name in _STILL)} changed"
+        if any(rebuilds.get(path, now) != now for path, now in _rebuilds_pinned(pins).items()):
+            problem = "a topic was rebuilt, which gives offsets to other messages,"
         if problem is None:
             return pins
     count = f"during each of {PIN_ATTEMPTS} looks at the tables"
@@ -442,6 +445,18 @@ def _still_versions(tables: StoreTables) -> dict[str, int]:
     """Return the versions of the registers that may not change while tables are pinned."""
     registers = {name: tables.register(name) for name in _STILL}
     return {name: register.table.version for name, register in registers.items() if register.exists}
+
+
+def _rebuilds(tables: StoreTables) -> dict[str, int]:
+    """Count how often each topic was rebuilt, for values name its messages by their offsets."""
+    topics = {path: tables.table_at(path) for path in tables.topic_paths()}
+    there = {path: table for path, table in topics.items() if table.exists()}
+    return {path: table.log.mark(REBUILD_MARK) or 0 for path, table in there.items()}
+
+
+def _rebuilds_pinned(pins: Mapping[str, Pin]) -> dict[str, int]:
+    marks = {path: pin.log.snapshot.marks for path, pin in pins.items()}
+    return {path: of_table.number(REBUILD_MARK) or 0 for path, of_table in marks.items()}
 
 
 def _paths(tables: StoreTables) -> Iterator[str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from txmq.delta.credentials import storage_options_of
 from txmq.delta.failures import read_errors, translated
 from txmq.delta.folder import Objects, inside, is_remote
 from txmq.errors import BackupError
@@ -41,7 +42,7 @@ class Place:
     ) -> None:
         """Write nothing yet. Raises: ConfigError for what is no path and no URI."""
         self.location = plain_location(location)
-        self.options = dict(storage_options or {})
+        self.options = storage_options_of(self.location, storage_options)
         self.objects = Objects(self.location, self.options)
 
     @property

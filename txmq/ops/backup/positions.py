@@ -22,7 +22,7 @@ from txmq.store.set_aside import REGISTER as SET_ASIDE
 from txmq.store.set_aside import SetAsideTransactions
 from txmq.store.settled import NOTHING
 from txmq.store.tables import CONSUMER_GROUP, StoreTables
-from txmq.store.topic import OFFSET_MARK, TopicEnd
+from txmq.store.topic import OFFSET_MARK, TopicEnd, queue_ends
 
 # Only the newest claims can lack halves that a copy of half has not yet.
 CLAIM_COMMITS_MAX = 1_000
@@ -65,8 +65,7 @@ def _fingerprint(table: Table, version: int) -> int | None:
 
 def _topic(tables: StoreTables, name: str, op_id: str) -> TopicSight:
     topic = tables.topic_log(name, op_id)
-    marks = topic.table.log.marks(OFFSET_MARK)
-    offsets = {int(mark.removeprefix(OFFSET_MARK)): offset for mark, offset in marks.items()}
+    offsets = queue_ends(topic.table.log.marks(OFFSET_MARK))
     return TopicSight(topic.end, topic.fingerprint, offsets)
 
 

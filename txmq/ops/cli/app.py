@@ -5,7 +5,10 @@ Only `serve` and `demo` import Spark, so the other commands start at once and ru
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -44,18 +47,44 @@ EXIT_ERROR = 2
 
 
 class _CleanErrors(TyperGroup):
-    """Shows every TxmqError as one line; with --debug as its traceback."""
+    """Shows every TxmqError, and an output that cannot be written, as one line.
+
+    With --debug as its traceback.
+    """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; exit code 2 for a TxmqError."""
+        """Run the command; exit code 2 for an error."""
         try:
             return super().invoke(ctx)
         except TxmqError as error:
-            if ctx.params.get("debug"):
-                raise
-            line = " ".join(str(error).split())
-            console(stderr=True).print(line, style="red", markup=False, soft_wrap=True)
-            raise typer.Exit(EXIT_ERROR) from error
+            self._end(ctx, error, str(error))
+        except BrokenPipeError:
+            # Its reader has seen enough; click ends then without a word.
+            raise
+        except OSError as error:
+            _forget_output()
+            self._end(ctx, error, f"the output cannot be written, or a file: {error}")
+
+    def _end(self, ctx: Any, error: Exception, text: str) -> NoReturn:
+        if ctx.params.get("debug"):
+            raise error
+        _say_problem(text)
+        raise typer.Exit(EXIT_ERROR) from error
+
+
+def _say_problem(text: str) -> None:
+    line = " ".join(text.split())
+    console(stderr=True).print(line, style="red", markup=False, soft_wrap=True)
+
+
+def _forget_output() -> None:
+    """Drop what could not be written: Python would try again at its end, and fail once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 app = typer.Typer(
@@ -67,8 +96,34 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the `txmq` command."""
+    """Run the `txmq` command; exit code 2 for an argument that is no text for this terminal."""
+    sys.stdout, sys.stderr = _whole(sys.stdout), _whole(sys.stderr)
+    try:
+        " ".join(sys.argv).encode()
+    except UnicodeEncodeError:
+        _say_problem(_NO_TEXT.format(sys.getfilesystemencoding()))
+        sys.exit(EXIT_ERROR)
     app(prog_name="txmq")
+
+
+def _whole(stream: Any) -> Any:
+    """Return a stream that escapes what a terminal has no character for, and drops no half line.
+
+    With PYTHONUNBUFFERED, Python forgets what did not fit on a disk that gets full.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.reconfigure(errors="backslashreplace")
+    if not isinstance(stream.buffer, io.RawIOBase):
+        return stream
+    buffer = io.BufferedWriter(stream.buffer)
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=True)
+
+
+_NO_TEXT = (
+    "an argument is no text in the encoding of this terminal ({}). "
+    "Set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+)
 
 
 def _show_version(*, is_asked: bool) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from txmq.consumer.group import group_names
 from txmq.errors import ConsumerGroupNotFoundError
-from txmq.ground.clock import SystemClock, timestamp
+from txmq.ground.clock import timestamp
 from txmq.message.names import shown_name
 from txmq.ops.admin.dead_letter_notes import Chosen
 from txmq.ops.admin.dead_letters import (
@@ -32,6 +32,7 @@ from txmq.ops.cli.shared import (
     table,
 )
 from txmq.store.store import Store, open_store
+from txmq.store.store_clock import StoreClock
 
 SHOWN_LETTERS = 50
 ConsumerGroup = Annotated[
@@ -134,9 +135,9 @@ def replay(  # noqa: PLR0913 - the options of a command
     as_json: AsJson = False,
 ) -> None:
     """Send dead letters again, each once; without --apply only show what would be sent."""
-    chosen = _chosen(message_ids, older_than_h, everything=everything)
-    dead_letters = _of_group(open_store(location), group)
-    result = dead_letters.replay(chosen, reason=reason, to=to, apply=apply)
+    store = open_store(location)
+    chosen = _chosen(store, message_ids, older_than_h, everything=everything)
+    result = _of_group(store, group).replay(chosen, reason=reason, to=to, apply=apply)
     show(result, _replay_view, as_json=as_json)
 
 
@@ -153,8 +154,9 @@ def purge(  # noqa: PLR0913 - the options of a command
     as_json: AsJson = False,
 ) -> None:
     """Hide dead letters for good; without --apply only show how many."""
-    chosen = _chosen(message_ids, older_than_h, everything=everything)
-    result = _of_group(open_store(location), group).purge(chosen, reason=reason, apply=apply)
+    store = open_store(location)
+    chosen = _chosen(store, message_ids, older_than_h, everything=everything)
+    result = _of_group(store, group).purge(chosen, reason=reason, apply=apply)
     show(result, _purge_view, as_json=as_json)
 
 
@@ -183,13 +185,14 @@ def _of_group(store: Store, group: str) -> DeadLetters:
 
 
 def _chosen(
-    message_ids: list[str] | None, older_than_h: float | None, *, everything: bool
+    store: Store, message_ids: list[str] | None, older_than_h: float | None, *, everything: bool
 ) -> Chosen:
     if bool(message_ids) + (older_than_h is not None) + everything != 1:
         raise typer.BadParameter("give one of them", param_hint="--id / --older-than-h / --all")
     before = None
     if older_than_h is not None:
-        before = timestamp(SystemClock().now_ms()) - timedelta(hours=older_than_h)
+        # What is purged comes not back, whatever the clock of this machine says.
+        before = timestamp(StoreClock(store).now_ms()) - timedelta(hours=older_than_h)
     return Chosen(tuple(message_ids or ()), before, everything)
 
 

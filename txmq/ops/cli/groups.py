@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 from rich.text import Text
@@ -173,7 +176,7 @@ def reset(  # noqa: PLR0913 - the options of a command
     result = ConsumerGroups(open_store(location)).reset_offsets(
         group, topic, where, moment=moment, queue_id=queue_id, apply=apply, force=force
     )
-    show(result, _reset_view, as_json=as_json)
+    show(result, lambda reset: _reset_view(reset, moment), as_json=as_json)
 
 
 def _target(
@@ -195,8 +198,24 @@ def place_of(text: str, option: str) -> tuple[ConsumeFromWhere, datetime | None]
     except ValueError:
         problem = "must be first, last, or a time such as 2026-07-01T12:00:00Z"
         raise typer.BadParameter(problem, param_hint=option) from None
-    # A time without a zone is local time, as a person at a terminal means it.
-    return ConsumeFromWhere.TIMESTAMP, moment if moment.tzinfo else moment.astimezone()
+    if moment.tzinfo is None:
+        # A time without a zone is local time, as a person at a terminal means it.
+        _check_zone(option)
+        moment = moment.astimezone()
+    return ConsumeFromWhere.TIMESTAMP, moment
+
+
+def _check_zone(option: str) -> None:
+    """Refuse a zone that the system does not know, and takes for UTC without a word."""
+    zone = os.environ.get("TZ", "").removeprefix(":")
+    # With a digit it is a rule, such as CET-1CEST.
+    if not zone or any(map(str.isdigit, zone)) or Path(zone).is_absolute():
+        return
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        problem = f"is local time, and TZ={zone} is no zone that this system knows; add one, or Z"
+        raise typer.BadParameter(problem, param_hint=option) from None
 
 
 class _Damaged:
@@ -267,14 +286,15 @@ def _deletion_view(result: GroupDeletion) -> RenderableType:
     return pairs(lines)
 
 
-def _reset_view(result: OffsetsReset) -> RenderableType:
+def _reset_view(result: OffsetsReset, at: datetime | None) -> RenderableType:
     rows = [
         (queue, "-" if before is None else before, after)
         for queue, after in sorted(result.after.items())
         for before in (result.before.get(queue),)
     ]
     done = "written" if result.is_written else "dry run: add --apply to write it"
-    return rows_view(("queue", "before", "after"), rows, done)
+    since = "" if at is None else f"from {at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ} on; "
+    return rows_view(("queue", "before", "after"), rows, since + done)
 
 
 # --- consume

@@ -25,6 +25,7 @@ from txmq.ops.cli.shared import (
     Column,
     Location,
     console,
+    end_if_unusable,
     location_and,
     pairs,
     print_json,
@@ -312,6 +313,7 @@ def message(  # noqa: PLR0913 - the options of a command
         messages = query.by_key(key or "", topic=stored, max_count=max_count, with_body=with_body)
     result = {"count": len(messages), "messages": messages}
     show(result, lambda _: _messages_view(messages), as_json=as_json)
+    end_if_unusable(query.unusable)
 
 
 def _messages_view(messages: Sequence[FoundMessage]) -> RenderableType:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from txmq.ground.printable import printable
 from txmq.ground.results import plain
+from txmq.message.names import shown_name
 from txmq.ops.cli.examples import name_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 LOCATION_VARIABLE = "TXMQ_LOCATION"
 PIPED_WIDTH = 240
+# All that can be used was shown.
+EXIT_UNUSABLE = 1
 PANELS: Mapping[str, Sequence[str]] = {
     "Begin and run": ("init", "serve", "demo", "recheck", "maintenance", "jobs"),
     "Keep and renew": ("backup", "restore", "upgrade"),
@@ -106,6 +109,15 @@ def print_json(values: dict[str, Any], indent: int | None = 2) -> None:
 def say(text: str) -> None:
     """Print one line as it is."""
     console().print(text, markup=False, soft_wrap=True)
+
+
+def end_if_unusable(unusable: Mapping[str, str]) -> None:
+    """Name each topic that cannot be used, and end the program so that a scheduler sees it."""
+    for topic, problem in unusable.items():
+        text = f"topic {shown_name(topic)} is left out: {problem}"
+        console(stderr=True).print(text, markup=False, soft_wrap=True)
+    if unusable:
+        raise typer.Exit(EXIT_UNUSABLE)
 
 
 def table(rows: Iterable[object], columns: Mapping[str, Column], summary: str) -> RenderableType:

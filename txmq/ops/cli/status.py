@@ -25,6 +25,7 @@ from txmq.ops.cli.shared import (
     AsJson,
     ConfigFile,
     Location,
+    end_if_unusable,
     list_console,
     moment,
     pairs,
@@ -70,7 +71,9 @@ def status(
     if watch:
         _watch(admin, interval_s, as_json=as_json)
     else:
-        show(admin.status(), _status_view, as_json=as_json)
+        found = admin.status()
+        show(found, _status_view, as_json=as_json)
+        end_if_unusable(found.unusable)
 
 
 def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:

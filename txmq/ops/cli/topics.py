@@ -19,6 +19,7 @@ from txmq.ops.cli.shared import (
     AsJson,
     Column,
     Location,
+    end_if_unusable,
     location_and,
     pairs,
     show,
@@ -77,6 +78,7 @@ def list_topics(location: Location, *, as_json: AsJson = False) -> None:
     topics = Topics(open_store(location)).all()
     summary = f"{len(topics):,} topics"
     show({"topics": topics}, lambda _: table(topics, _COLUMNS, summary), as_json=as_json)
+    end_if_unusable({one.topic: one.problem for one in topics if one.problem is not None})
 
 
 @topics_app.command("describe")
@@ -133,7 +135,7 @@ def delete(
     show(result, _deletion_view, as_json=as_json)
 
 
-def rebuild_topic(
+def rebuild_topic(  # noqa: PLR0913 - the options of a command
     location: Location,
     topic: TopicName = None,
     *,
@@ -142,17 +144,26 @@ def rebuild_topic(
         bool,
         typer.Option("--force", help="Put back consumer groups under which offsets move."),
     ] = False,
+    give_up: Annotated[
+        bool,
+        typer.Option("--give-up", help="Do without messages that no other table holds any more."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Repair a topic from half and settled; without --apply only show what is wrong."""
     location, name = location_and(location, topic, "TOPIC")
-    result = Topics(open_store(location)).rebuild(name, apply=apply, force=force)
+    topics = Topics(open_store(location))
+    result = topics.rebuild(name, apply=apply, force=force, give_up=give_up)
     show(result, _rebuild_view, as_json=as_json)
 
 
 def _body_of(path: Path) -> Mapping[str, Any]:
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        # Bytes: JSON knows the byte order marks of Windows by itself.
+        body = json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ConfigError([f"{path} is no JSON: {place}: {error.msg}"]) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError([f"{path} cannot be read as JSON ({type(error).__name__})"]) from error
     if not isinstance(body, dict):
@@ -237,7 +248,8 @@ def _what_follows(result: TopicRebuild) -> Text:
     if not result.is_needed:
         return Text("nothing is wrong: nothing to write", style="bold green")
     if result.is_written:
-        return Text("rebuilt in one commit", style="bold")
+        back = "; these groups went back" if result.groups else ""
+        return Text(f"rebuilt in one commit{back}", style="bold")
     return Text("dry run, nothing was written; with --apply it is rebuilt", style="bold")
 
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 
 from txmq.errors import EnvironmentProblemError
 from txmq.ops.demo.folder import DemoFolder
@@ -171,13 +170,3 @@ def watch_parent(stopping: threading.Event) -> None:
                 return
 
     threading.Thread(target=watch, name="txmq-demo-parent", daemon=True).start()
-
-
-def stop_on_signal(stopping: threading.Event) -> None:
-    """Let SIGTERM and SIGINT only set the event, so that work in progress is finished."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)

@@ -18,10 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from txmq.errors import StorageError
+from txmq.ground.handles import set_by_signals
 from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState, Message
 from txmq.ops.demo.books import Books, FencedError
-from txmq.ops.demo.crew import stop_on_signal, watch_parent
+from txmq.ops.demo.crew import watch_parent
 from txmq.ops.demo.folder import (
     DISPATCHER_PROPERTY,
     GROUP,
@@ -175,9 +176,9 @@ def main(arguments: Sequence[str]) -> int:
     # A restarting broker needs the processor more than dispatchers do.
     os.nice(NICENESS)
     stopping = threading.Event()
-    stop_on_signal(stopping)
     watch_parent(stopping)
-    Dispatcher(DemoFolder(Path(arguments[0])), int(arguments[1]), stopping).run()
+    with set_by_signals(stopping):
+        Dispatcher(DemoFolder(Path(arguments[0])), int(arguments[1]), stopping).run()
     return 0
 
 

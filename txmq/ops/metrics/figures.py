@@ -121,7 +121,7 @@ def _of_transactions(status: Status) -> Iterable[Figure]:
                status.discarded),
         _gauge("txmq_incomplete_transactions", "Committed, but messages are missing.",
                status.incomplete),
-        _gauge("txmq_set_aside_transactions", "They wait for a file that cannot be read.",
+        _gauge("txmq_set_aside_transactions", "They wait for a file or a key.",
                len(status.set_aside)),
     )  # fmt: skip
 
