@@ -32,8 +32,10 @@ def test_slice_of_the_torture_loses_and_doubles_nothing(tmp_path: Path) -> None:
 
 def test_every_fail_point_is_in_the_plan() -> None:
     planned = {point for points in POINTS.values() for point in points}
+    # Their processes die beside a Spark that lives: tests/places/test_fences_over_connect.py.
+    fences_of_spark = {FailPoint.FENCE_COMMITTED, FailPoint.FENCE_RAISED}
 
-    assert planned == set(FailPoint)
+    assert planned | fences_of_spark == set(FailPoint)
 
 
 def test_each_round_draws_two_or_three_faults_of_the_vocabulary() -> None:

@@ -24,6 +24,10 @@ class DeadSession:
     def newSession(self) -> Any:  # noqa: N802 - Spark's name
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
+    @property
+    def streams(self) -> Any:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
 
 class DyingQuery:
     """A query that runs, and whose Java is killed before it tells its progress."""
