@@ -1,4 +1,4 @@
-"""Finds transactions without an end: an anti-join of the logs in Arrow. Read-only.
+"""Finds transactions without an end, in the open set of `open_set`. Read-only.
 
 Due is one that is PENDING and whose deadline has passed: its immunity after the store received its
 head, or the next check that an earlier answer has put off.
@@ -6,29 +6,26 @@ head, or the next check that an earlier answer has put off.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.check.open_set import OpenSetReader
 from txmq.check.standing import DUE, IMMUNITY_MAX_S, StandingReader
 from txmq.delta.files import may_hold
 from txmq.delta.log_files import commit_news
-from txmq.delta.table import Table
 from txmq.ground.clock import Clock, SystemClock, affine
-from txmq.ground.columns import DistinctRows, Groups, Integers, flags, integers, sound_rows
-from txmq.listeners.heads import UNREADABLE_ERRORS
+from txmq.ground.columns import DistinctRows, Groups, Integers, flags, integers
 from txmq.message.ids import HEAD_SEQUENCE, transaction_time_ms
 from txmq.message.lifecycle import FINAL_STATES, MISSING, ClaimKind, TransactionState
 from txmq.store.config import Config
+from txmq.store.half import NO_SEQUENCE
 from txmq.store.op import is_of_first_life
 from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import last_facts
 from txmq.store.store import Store
-
-logger = logging.getLogger(__name__)
 
 OPEN_TRANSACTIONS = pa.schema(
     [
@@ -48,10 +45,6 @@ OPEN_TRANSACTIONS = pa.schema(
         pa.field("reason", pa.string()),
     ]
 )
-_COLUMNS = (
-    "transaction_id", "sequence", "producer_group", "real_topic", "message_count",
-    "check_immunity_time_s", "ordinary",
-)  # fmt: skip
 _FINAL = pa.array([state.value for state in FINAL_STATES])
 _ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value, ClaimKind.EXPIRE.value])
 # 9999-12-31: the last day that Python can represent.
@@ -75,8 +68,8 @@ _HALVES = pa.schema(
 def open_transactions(store: Store, *, clock: Clock | None = None) -> pa.Table:
     """Find all transactions without a final end, as OPEN_TRANSACTIONS, oldest first.
 
-    Reads: half, settled, op: few columns of each, and half's commits that are younger than the
-    longest immunity. Writes: nothing. Commits: 0. Raises: StorageError.
+    Reads: state/open_transactions, what half, op and settled appended since, and half's commits
+    that are younger than the longest immunity. Writes: nothing. Commits: 0. Raises: StorageError.
     """
     return OpenTransactions(store, clock or SystemClock()).read()
 
@@ -105,6 +98,7 @@ class OpenTransactions:
         # Nobody is asked about what may have ended.
         self._logs = store.tables.logs(believes_unknown=True)
         self._half = self._logs.half.table
+        self.open_set = OpenSetReader(self._logs, store.tables)
         self._standings = StandingReader(self._logs, store.config)
 
     def read(self, clock_ms: int | None = None) -> pa.Table:
@@ -123,23 +117,17 @@ class OpenTransactions:
 
     def _open(self, now_ms: int) -> tuple[pa.Table, pa.Table]:
         """Read _HALVES and their STANDINGS."""
-        self._logs.refresh_after_half()
-        settled, op = self._logs.settled, self._logs.op
-        rows = _readable_rows(self._half)
-        facts = settled.all_facts(("transaction_id", "state"))
-        is_final = pc.is_in(facts["state"], value_set=_FINAL)
-        rows = _without(rows, facts.filter(is_final)["transaction_id"])
-        claims = op.rows_about(pc.unique(rows["transaction_id"]))
+        of = self.open_set.read()
         # A transaction that is settled but open, such as INCOMPLETE, goes through the fold.
-        open_ids = facts.filter(pc.invert(is_final))["transaction_id"]
-        is_end = pc.and_(pc.is_in(claims["kind"], value_set=_ENDS), is_of_first_life(claims))
-        ends = _without(claims.filter(is_end), open_ids)
-        rows = _without_ended(rows, self._standings.unsettled(ends), claims)
-        halves = _halves(rows, self._config)
-        still_open = open_ids.filter(pc.is_in(open_ids, value_set=halves["transaction_id"]))
-        last = last_facts(settled.facts_of(pc.unique(still_open)))
+        open_ids = pc.unique(of.facts["transaction_id"])
+        is_end = pc.and_(pc.is_in(of.claims["kind"], value_set=_ENDS), is_of_first_life(of.claims))
+        ends = _without(of.claims.filter(is_end), open_ids)
+        runs = _without_ended(of.runs, self._standings.unsettled(ends), of.claims)
+        halves = _halves(runs, self._config)
         owners = halves.select(["transaction_id", "producer_group"])
-        return halves, self._standings.folded(owners, last, claims, now_ms)
+        is_there = pc.is_in(of.facts["transaction_id"], value_set=halves["transaction_id"])
+        last = last_facts(of.facts.filter(is_there))
+        return halves, self._standings.folded(owners, last, of.claims, now_ms)
 
     # --- deadlines ---------------------------------------------------------------------------
 
@@ -211,18 +199,6 @@ class OpenTransactions:
         }
 
 
-def _readable_rows(half: Table) -> pa.Table:
-    """Read _COLUMNS of all rows; name a file that cannot be read in a warning."""
-    tables = [half.rows.read([], _COLUMNS)]
-    for file in half.files.all():
-        try:
-            tables.append(half.rows.read([file], _COLUMNS))
-        except UNREADABLE_ERRORS as error:
-            logger.warning("half file %s cannot be read (%s)", file.path, type(error).__name__)
-    # What is left out was written by hand, and nobody could end it.
-    return sound_rows(pa.concat_tables(tables), ("transaction_id",))
-
-
 def _without_ended(rows: pa.Table, ends: pa.Table, claims: pa.Table) -> pa.Table:
     """Drop rows with an end of their own group (R37); a RESUME may cancel an end."""
     resumed = claims.filter(pc.equal(claims["kind"], ClaimKind.RESUME.value))["transaction_id"]
@@ -240,56 +216,68 @@ def _key(rows: pa.Table) -> pa.ChunkedArray:
 # --- halves ---------------------------------------------------------------------------------------
 
 
-def _halves(rows: pa.Table, config: Config) -> pa.Table:
-    """Build _HALVES: a row for each transaction, also for one without its head."""
-    of_transaction = Groups.of(rows["transaction_id"])
-    count = len(of_transaction.keys)
-    messages = _messages(rows, of_transaction.place)
-    has_payload = flags(pc.greater(messages["real_topic_count"], 0))
-    place = integers(messages["place"], 0)
-    heads = _head_of_each(messages, count)
-    groups = pc.coalesce(heads["producer_group_min"], _lowest_groups(messages, count))
+def _halves(runs: pa.Table, config: Config) -> pa.Table:
+    """Build _HALVES of RUNS: a row for each transaction, also for one without its head."""
+    of_transaction = Groups.of(runs["transaction_id"])
+    heads = _head_of_each(runs, of_transaction)
+    groups = pc.coalesce(heads["producer_group_min"], _lowest_groups(runs, of_transaction))
     columns = [
         of_transaction.keys,
         groups,
         heads["message_count_max"],
-        pa.array(np.bincount(place[has_payload], minlength=count)),
+        pa.array(_messages(runs, of_transaction)),
         _immunities_s(groups, heads["check_immunity_time_s_max"], config),
         pc.fill_null(heads["ordinary_any"], False),  # noqa: FBT003
     ]
     return pa.table(columns, _HALVES.names).cast(_HALVES)
 
 
-def _messages(rows: pa.Table, place: Integers) -> pa.Table:
-    """Keep one row for each message, however often it was appended."""
-    placed = rows.append_column("place", pa.array(place)).drop_columns(["transaction_id"])
-    return placed.group_by(["place", "sequence"]).aggregate(
+def _messages(runs: pa.Table, of_transaction: Groups) -> Integers:
+    """Count the messages of each transaction, each once, however often it was appended."""
+    is_payload = flags(runs["is_payload"])
+    place = of_transaction.place[is_payload]
+    first = integers(runs["first_sequence"], NO_SEQUENCE)[is_payload]
+    end = integers(runs["last_sequence"], NO_SEQUENCE)[is_payload] + 1
+    counts = np.zeros(len(of_transaction.keys), dtype=np.int64)
+    order = np.lexsort((first, place))
+    is_alone = np.bincount(place, minlength=len(counts))[place] == 1
+    counts[place[is_alone]] = (end - first)[is_alone]
+    reached_of = dict[int, int]()
+    for row in order[~is_alone[order]].tolist():
+        of, begin = int(place[row]), int(first[row])
+        begin = max(begin, reached_of.get(of, begin))
+        counts[of] += max(int(end[row]) - begin, 0)
+        reached_of[of] = max(int(end[row]), begin)
+    return counts
+
+
+def _head_of_each(runs: pa.Table, of_transaction: Groups) -> pa.Table:
+    """Return the heads in the order of the transactions; nulls where a head is missing."""
+    has_head = pc.and_(
+        pc.less_equal(runs["first_sequence"], HEAD_SEQUENCE),
+        pc.greater_equal(runs["last_sequence"], HEAD_SEQUENCE),
+    )
+    heads = runs.append_column("place", pa.array(of_transaction.place)).filter(has_head)
+    heads = heads.group_by("place").aggregate(
         [
             ("producer_group", "min"),
-            ("real_topic", "count"),
             ("message_count", "max"),
             ("check_immunity_time_s", "max"),
             ("ordinary", "any"),
         ]
     )
-
-
-def _head_of_each(messages: pa.Table, count: int) -> pa.Table:
-    """Return the heads in the order of the transactions; nulls where a head is missing."""
-    heads = messages.filter(pc.equal(messages["sequence"], HEAD_SEQUENCE))
-    row = np.full(count, -1, dtype=np.int64)
+    row = np.full(len(of_transaction.keys), -1, dtype=np.int64)
     row[integers(heads["place"], 0)] = np.arange(heads.num_rows)
     return heads.take(pa.array(row, mask=row < 0))
 
 
-def _lowest_groups(messages: pa.Table, count: int) -> pa.Array:
+def _lowest_groups(runs: pa.Table, of_transaction: Groups) -> pa.Array:
     """Choose the lowest group of each transaction, so that all readers choose the same."""
-    of_group = Groups.of(pc.fill_null(messages["producer_group_min"], ""))
+    of_group = Groups.of(runs["producer_group"])
     order = np.argsort(np.array(of_group.keys.to_pylist(), dtype=object))
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    lowest = np.full(count, len(order), dtype=np.int64)
-    np.minimum.at(lowest, integers(messages["place"], 0), rank[of_group.place])
+    lowest = of_transaction.smallest(rank[of_group.place], len(order))
     return of_group.keys.take(pa.array(order)).take(pa.array(lowest))
 
 

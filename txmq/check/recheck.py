@@ -188,6 +188,7 @@ class Recheck:
             begun_s = time.monotonic()
             transactions = self._open.read(clock_ms)
             self.search_s = time.monotonic() - begun_s
+            self._open.open_set.keep()
             self._returning.await_(transactions)
             back = self._returning.due()
             dues = pa.concat_tables(

@@ -33,7 +33,7 @@ from txmq.consumer.offsets import (
 )
 from txmq.delta.files import FilePart
 from txmq.delta.folder import TableFolder
-from txmq.delta.log_files import CommitNews, commit_news
+from txmq.delta.log_files import CommitNews, commit_news, fingerprint_of
 from txmq.delta.table import Table
 from txmq.errors import (
     MessagesExpiredError,
@@ -72,7 +72,6 @@ KEPT_CURSORS = 4
 # A file that could not be read is not tried again sooner: each queue would wait for it.
 FAILED_PAUSE_S = 1.0
 PLACE_COLUMNS = ("message_id", "store_timestamp")
-FINGERPRINT_HEX_DIGITS = 15
 Result = TypeVar("Result")
 
 
@@ -428,7 +427,7 @@ def topic_commit(table: TableFolder, version: int) -> TopicCommit | None:
 
 
 def _commit_of(version: int, sha256: str) -> TopicCommit:
-    return TopicCommit(version, int(sha256[:FINGERPRINT_HEX_DIGITS], 16))
+    return TopicCommit(version, fingerprint_of(sha256))
 
 
 # --- rows of files

@@ -26,6 +26,8 @@ RESTORE = "RESTORE"
 # A RESTORE to a time does not say to which version.
 BY_TIME = -1
 _VERSION = re.compile(r"\d{1,18}", re.ASCII)
+# In each commit that removes files: no other program sets it.
+REWRITE_MARK = "txmq-rewrite"
 IN_COMMIT_TIME = "inCommitTimestamp"
 # The mark by which a session of a process numbers its commits, now and in an earlier txmq.
 SESSION_MARK = re.compile(

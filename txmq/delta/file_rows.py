@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.delta.actions import CommitActions, path_of
-from txmq.delta.failures import Result, read_again
+from txmq.delta.failures import STORAGE_ERRORS, Result, failed_read, read_again
 from txmq.delta.files import LARGE_FILE_BYTES, DataFile, FilePart, as_type, with_partition
 from txmq.delta.folder import NOTHING, Contents, TableFolder, in_windows
 from txmq.delta.parquet import FooterSizes, footer_sizes, row_group_ranges
@@ -35,6 +35,8 @@ UNEVEN_ROWS = 64
 UNEVEN_PARTS = 8
 # A table of one row is a hundred times as large as its row: so many are put together at once.
 TABLES_HELD = 256
+# A piece of narrow columns: at most so many rows.
+PIECE_ROWS = 200_000
 
 Part = TypeVar("Part")
 
@@ -86,6 +88,23 @@ class FileRows:
         parts = self._read_each(files, self._stored_names(columns), keeps=False)
         for file, part in zip(files, parts, strict=True):
             yield with_partition(part, file, schema)
+
+    def pieces(self, files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the rows of files in pieces: some small files, or a part of a large one.
+
+        Memory holds one piece, of PIECE_ROWS or BATCH_BYTES. Raises: StorageError.
+        """
+        schema = self._log.columns_of(columns)
+        for together in in_pieces(files):
+            if len(together) > 1 or is_small(together[0].size_bytes, together[0].num_records):
+                yield self.read(together, columns)
+                continue
+            (file,) = together
+            try:
+                for batch in self.batches(file, columns, PIECE_ROWS):
+                    yield with_partition(pa.table(batch), file, schema)
+            except (*STORAGE_ERRORS, pa.ArrowException) as error:
+                raise failed_read(self._folder.name, error, file.path) from error
 
     def read_stored(
         self,
@@ -262,6 +281,19 @@ class FileRows:
     def _footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
         with self._folder.filesystem.open_input_file(file.path) as source:
             return footer_sizes(pq.ParquetFile(source).metadata, columns)
+
+
+def in_pieces(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
+    """Put small files together, up to PIECE_ROWS and BATCH_BYTES; a large file stands alone."""
+    together, rows, size_bytes = list[DataFile](), 0, 0
+    for file in files:
+        rows, size_bytes = rows + file.num_records, size_bytes + file.size_bytes
+        if together and (rows > PIECE_ROWS or size_bytes > BATCH_BYTES):
+            yield together
+            together, rows, size_bytes = [], file.num_records, file.size_bytes
+        together.append(file)
+    if together:
+        yield together
 
 
 def _parquet(source: pa.NativeFile) -> pq.ParquetFile:

@@ -48,6 +48,9 @@ _OF_A_VERSION = re.compile(r"(\d{20})\..*", re.ASCII)
 COMMITS_AT_ONCE = 10_000
 
 
+_FINGERPRINT_HEX_DIGITS = 15
+
+
 # --- listing and reading ------------------------------------------------------------------------
 
 
@@ -114,6 +117,23 @@ def commit_news(folder: TableFolder, version: int) -> CommitNews | None:
     added = tuple(_added_part(action) for action in actions.added if action["dataChange"])
     has_removed = any(action["dataChange"] for action in actions.removed)
     return CommitNews(added, has_removed, actions.marks, hashlib.sha256(content).hexdigest())
+
+
+def commit_fingerprint(log: Table, version: int) -> int | None:
+    """Return the first digits of a commit's hash as a number; None if the commit is gone."""
+    sha256 = commit_sha256(log, version)
+    return None if sha256 is None else fingerprint_of(sha256)
+
+
+def commit_sha256(log: Table, version: int) -> str | None:
+    """Return the hash of a commit of a log; None if log clean-up has removed the commit."""
+    content = log.folder.commit_bytes(version) if version >= 0 else None
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def fingerprint_of(sha256: str) -> int:
+    """Return the fingerprint of a commit by its hash in hex digits: a number that a mark holds."""
+    return int(sha256[:_FINGERPRINT_HEX_DIGITS], 16)
 
 
 def _added_part(action: Mapping[str, Any]) -> FilePart:

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.actions import EMPTY_COMMIT, CommitActions, commit_path
+from txmq.delta.actions import EMPTY_COMMIT, REWRITE_MARK, CommitActions, commit_path
 from txmq.delta.failures import problem_of, read_again
-from txmq.delta.file_rows import FileRows
+from txmq.delta.file_rows import PIECE_ROWS, FileRows
 from txmq.delta.files import LARGE_FILE_ROWS, DataFile, UnreadableFile, with_partition
 from txmq.delta.folder import TableFolder, in_windows
 from txmq.delta.replay import parsed_commit
@@ -260,17 +260,36 @@ class TableChanges:
                 break
         return pa.concat_tables(parts).cast(full), version
 
+    def pieces(self, start: int, end: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield the rows appended by the versions `start` to `end`, as `pieces` of their files.
+
+        Raises: StorageError where a commit is not there any more, or another program removed rows.
+        """
+        commits = self._inserted_by(start, end, None, refuses_removals=True)
+        for window in read_together(commits, PIECE_ROWS):
+            if any(commit.changed for commit in window):
+                yield self._rows(window, columns).select(list(columns))
+            else:
+                files = [file for commit in window for file in commit.added]
+                yield from self._file_rows.pieces(files, columns)
+
     def _reach(self, version: int) -> None:
         if version > self._log.version and version > self._log.refresh().version:
             problem = f"has no version {version}, only {self._log.version}; was it restored?"
             raise StorageError(self._folder.name, problem)
 
-    def _inserted_by(self, start: int, end: int, cure: str | None) -> Iterator[Inserted]:
+    def _inserted_by(
+        self, start: int, end: int, cure: str | None, *, refuses_removals: bool = False
+    ) -> Iterator[Inserted]:
         for versions in in_windows(range(start, end + 1)):
             contents = self._folder.fetched([commit_path(version) for version in versions])
             for version in versions:
                 content = self._folder.commit_among(contents, version)
-                yield self._inserted(version, self._actions(version, content, cure))
+                actions = self._actions(version, content, cure)
+                if refuses_removals and has_strange_removals(actions):
+                    problem = f"another program removed rows in {commit_path(version)}"
+                    raise StorageError(self._folder.name, problem)
+                yield self._inserted(version, actions)
 
     def _actions(self, version: int, content: bytes | None, cure: str | None) -> CommitActions:
         name = self._folder.name
@@ -311,6 +330,12 @@ class TableChanges:
         rows = self._file_rows.read_stored(changes, [*stored, _CHANGE_TYPE])
         is_insert = pc.equal(rows[_CHANGE_TYPE], "insert")
         return with_partition(rows, changes, schema).filter(is_insert)
+
+
+def has_strange_removals(actions: CommitActions) -> bool:
+    """Tell whether another program removed rows in this commit; each removal of txmq has a mark."""
+    is_removal = any(action["dataChange"] for action in actions.removed)
+    return is_removal and REWRITE_MARK not in actions.marks
 
 
 def read_together(

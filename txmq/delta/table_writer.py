@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 
-from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen, commit_path
+from txmq.delta.actions import (
+    REWRITE_MARK,
+    AddedFile,
+    NewCommit,
+    RemovedFile,
+    Seen,
+    commit_path,
+)
 from txmq.delta.checkpoints import checkpoint_now, checkpoint_soon
 from txmq.delta.commit_writer import CommitWriter, Passed, new_token
 from txmq.delta.credentials import with_options
@@ -39,7 +46,6 @@ from txmq.ground.random_names import new_uuid
 if TYPE_CHECKING:
     from deltalake.table import TableAlterer
 
-REWRITE_MARK = "txmq-rewrite"
 # A file up to this size is made in memory and put by one request.
 SMALL_FILE_BYTES = 4 * 1024 * 1024
 # delta-rs tries no version but the one after the pinned one.

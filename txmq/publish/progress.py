@@ -6,7 +6,6 @@ how long messages took.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Self
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.delta.log_files import commit_fingerprint, commit_sha256
 from txmq.delta.table import Table
 from txmq.errors import SourceRestoredError
 from txmq.ground.columns import times_ms
@@ -24,7 +24,6 @@ from txmq.store.settled import NOTHING, SettledLog
 from txmq.store.shapes import LATER, Moment
 from txmq.store.topic import TopicEnd
 
-FINGERPRINT_HEX_DIGITS = 15
 MAX_DOUBLINGS = 5
 RESTORED = "stop, then restore the topics and the settled log too, or make a new store"
 _ENDS = pa.array([TransactionState.COMMITTED.value, TransactionState.ROLLED_BACK.value])
@@ -180,18 +179,6 @@ def check_half(half: Table, settled: SettledLog) -> None:
 def seen_of(half: Table) -> tuple[int, int | None]:
     """Return what a settled commit says of the half log: its version and its fingerprint."""
     return half.version, commit_fingerprint(half, half.version)
-
-
-def commit_fingerprint(log: Table, version: int) -> int | None:
-    """Return the first digits of a commit's hash as a number; None if the commit is gone."""
-    sha256 = commit_sha256(log, version)
-    return None if sha256 is None else int(sha256[:FINGERPRINT_HEX_DIGITS], 16)
-
-
-def commit_sha256(log: Table, version: int) -> str | None:
-    """Return the hash of a commit of a log; None if log clean-up has removed the commit."""
-    content = log.folder.commit_bytes(version) if version >= 0 else None
-    return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 class RetryPauses:

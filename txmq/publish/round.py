@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.failures import problem_of
+from txmq.delta.log_files import commit_fingerprint
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -39,7 +40,6 @@ from txmq.publish.progress import (
     RetryPauses,
     check_followed,
     check_half,
-    commit_fingerprint,
     end_latency,
     merged_progress,
     publish_latency,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import UnreadableFile
-from txmq.delta.log_files import delete_files
+from txmq.delta.log_files import commit_fingerprint, delete_files
 from txmq.delta.schemas import MARKS_PROPERTY
 from txmq.delta.until_committed import until_committed
 from txmq.errors import (
@@ -35,7 +35,7 @@ from txmq.ground.tasks import called, submitted
 from txmq.publish.announcement import PublishWatch
 from txmq.publish.engines import EngineChoice
 from txmq.publish.plan import Plan
-from txmq.publish.progress import RESTORED, commit_fingerprint
+from txmq.publish.progress import RESTORED
 from txmq.store.known import lost_by_others, problem_of_loss
 from txmq.store.settled import NOTHING
 from txmq.store.topic import TopicEnd, TopicLog, offsets_in_order

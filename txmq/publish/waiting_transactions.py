@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.delta.log_files import commit_fingerprint
 from txmq.errors import CommitRefusedError, SourceRestoredError
 from txmq.ground.clock import Clock
 from txmq.ground.handles import is_survivable
 from txmq.publish.plan import Plan, readable_plan
-from txmq.publish.progress import RetryPauses, commit_fingerprint
+from txmq.publish.progress import RetryPauses
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
 from txmq.store.logs import Logs

@@ -150,3 +150,27 @@ REGISTER = TableSchema(
     ),
     is_one_of_many=True,
 )
+
+# Rows of several kinds in one table, so that they are replaced in one commit.
+PART = "part"
+OPEN_SET = TableSchema(
+    "open_transactions",
+    pa.schema(
+        [
+            _column(PART, pa.string(), "half, topic, claim, fact or unread"),
+            _TRANSACTION_ID,
+            _GROUP,
+            _column("first_sequence", pa.int64(), "half: the first of neighbours"),
+            _column("last_sequence", pa.int64(), "half: the last of neighbours"),
+            _column("is_payload", pa.bool_(), "half: not a head without payload"),
+            *(HALF.columns.field(name) for name in
+              ("message_count", "check_immunity_time_s", "ordinary", "real_topic")),
+            _column("messages", pa.int64(), "topic: of the transaction"),
+            *(OP.columns.field(name) for name in
+              ("ordinal", "kind", "source", "life", "check_times", "next_check_timestamp",
+               "reason", "op_timestamp", "sequences", SIGNATURE)),
+            *(SETTLED.columns.field(name) for name in ("state", "op_version")),
+        ]
+    ),
+    statistics_columns=(PART,),
+)  # fmt: skip

@@ -27,7 +27,7 @@ from txmq.store.half import HalfLog
 from txmq.store.logs import Logs
 from txmq.store.op import ClaimKeys, OpLog
 from txmq.store.register import Register
-from txmq.store.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC
+from txmq.store.schemas import HALF, OP, OPEN_SET, REGISTER, SCHEDULE, SETTLED, TOPIC
 from txmq.store.set_aside import claims_set_aside
 from txmq.store.settled import ScheduleLog, SettledLog, mark_id
 from txmq.store.topic import (
@@ -48,6 +48,8 @@ REMOTE, CONSUMER_GROUP, DEAD_LETTERS = "remote_", "group_", "dead_letters_"
 _OF_GROUPS = (REMOTE, CONSUMER_GROUP, DEAD_LETTERS)
 # The folder of all registers.
 STATE = "state/"
+# What rechecks keep of the logs; it is derived from them.
+OPEN_TRANSACTIONS = f"{STATE}open_transactions"
 _TOPICS = "topics/"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
 # Object stores that put a file only where there is none.
@@ -104,6 +106,14 @@ class StoreTables:
     def schedule_log(self) -> ScheduleLog:
         """Return the schedule; its table may not exist yet."""
         return ScheduleLog(self._topic_table(SCHEDULE_TOPIC))
+
+    def open_set(self) -> Table:
+        """Return the table of the open transactions, which need not exist."""
+        return self.table_at(OPEN_TRANSACTIONS)
+
+    def create_open_set(self) -> None:
+        """Make the table of the open transactions if there is none: one commit."""
+        self._create(OPEN_SET, OPEN_TRANSACTIONS)
 
     # --- topics ------------------------------------------------------------------------------
 
@@ -183,7 +193,8 @@ class StoreTables:
 
     def table_paths(self) -> list[str]:
         """List the paths of all tables of the store, under its location."""
-        return [*_LOGS, *self.register_paths(), *self.topic_paths()]
+        open_set = [OPEN_TRANSACTIONS] if self.open_set().exists() else []
+        return [*_LOGS, *self.register_paths(), *open_set, *self.topic_paths()]
 
     def topic_paths(self) -> list[str]:
         """List the paths of the topics that have a table."""
@@ -207,7 +218,7 @@ class StoreTables:
             return self.table(_LOGS[path], path)
         if path.startswith(_TOPICS):
             return self._topic_table(path.removeprefix(_TOPICS))
-        return self.table(REGISTER, path)
+        return self.table(OPEN_SET if path == OPEN_TRANSACTIONS else REGISTER, path)
 
     def table(self, schema: TableSchema, path: str) -> Table:
         """Return the table at a path; it need not exist."""

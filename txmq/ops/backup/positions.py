@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.consumer.group import GroupValue
+from txmq.delta.log_files import commit_fingerprint, fingerprint_of
 from txmq.delta.table import Table
 from txmq.errors import StorageError, TxmqError
 from txmq.message.ids import transaction_times_ms
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.ops.backup.order import LogSight, PublisherSight, SettledSight, StoreSight, TopicSight
-from txmq.publish.progress import FINGERPRINT_HEX_DIGITS, PublishProgress, commit_fingerprint
+from txmq.publish.progress import PublishProgress
 from txmq.store.known import MaintenanceValue, kept_since_ms
 from txmq.store.op import OpLog
 from txmq.store.set_aside import REGISTER as SET_ASIDE
@@ -84,7 +85,7 @@ def _publisher(tables: StoreTables) -> PublisherSight:
     if not value:
         return PublisherSight()
     sha256 = value["op_commit_sha256"]
-    fingerprint = None if sha256 is None else int(sha256[:FINGERPRINT_HEX_DIGITS], 16)
+    fingerprint = None if sha256 is None else fingerprint_of(sha256)
     ends = {topic: TopicEnd(*end) for topic, end in value.get("ends", {}).items()}
     return PublisherSight(value["low_water_version"], fingerprint, ends)
 
