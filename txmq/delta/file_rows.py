@@ -89,19 +89,21 @@ class FileRows:
         for file, part in zip(files, parts, strict=True):
             yield with_partition(part, file, schema)
 
-    def pieces(self, files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[pa.Table]:
+    def pieces(
+        self, files: Sequence[DataFile], columns: Sequence[str], rows: int = PIECE_ROWS
+    ) -> Iterator[pa.Table]:
         """Yield the rows of files in pieces: some small files, or a part of a large one.
 
-        Memory holds one piece, of PIECE_ROWS or BATCH_BYTES. Raises: StorageError.
+        Memory holds one piece, of `rows` or BATCH_BYTES. Raises: StorageError.
         """
         schema = self._log.columns_of(columns)
-        for together in in_pieces(files):
+        for together in in_pieces(files, rows):
             if len(together) > 1 or is_small(together[0].size_bytes, together[0].num_records):
                 yield self.read(together, columns)
                 continue
             (file,) = together
             try:
-                for batch in self.batches(file, columns, PIECE_ROWS):
+                for batch in self.batches(file, columns, rows):
                     yield with_partition(pa.table(batch), file, schema)
             except (*STORAGE_ERRORS, pa.ArrowException) as error:
                 raise failed_read(self._folder.name, error, file.path) from error
@@ -283,14 +285,14 @@ class FileRows:
             return footer_sizes(pq.ParquetFile(source).metadata, columns)
 
 
-def in_pieces(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
-    """Put small files together, up to PIECE_ROWS and BATCH_BYTES; a large file stands alone."""
-    together, rows, size_bytes = list[DataFile](), 0, 0
+def in_pieces(files: Sequence[DataFile], rows: int = PIECE_ROWS) -> Iterator[Sequence[DataFile]]:
+    """Put small files together, up to `rows` and BATCH_BYTES; a large file stands alone."""
+    together, count, size_bytes = list[DataFile](), 0, 0
     for file in files:
-        rows, size_bytes = rows + file.num_records, size_bytes + file.size_bytes
-        if together and (rows > PIECE_ROWS or size_bytes > BATCH_BYTES):
+        count, size_bytes = count + file.num_records, size_bytes + file.size_bytes
+        if together and (count > rows or size_bytes > BATCH_BYTES):
             yield together
-            together, rows, size_bytes = [], file.num_records, file.size_bytes
+            together, count, size_bytes = [], file.num_records, file.size_bytes
         together.append(file)
     if together:
         yield together

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from txmq.delta.actions import EMPTY_COMMIT, REWRITE_MARK, CommitActions, commit_path
 from txmq.delta.failures import problem_of, read_again
-from txmq.delta.file_rows import PIECE_ROWS, FileRows
+from txmq.delta.file_rows import PIECE_ROWS, FileRows, in_pieces
 from txmq.delta.files import LARGE_FILE_ROWS, DataFile, UnreadableFile, with_partition
 from txmq.delta.folder import TableFolder, in_windows
 from txmq.delta.replay import parsed_commit
@@ -26,8 +26,8 @@ from txmq.delta.snapshot import LiveFile
 from txmq.delta.table_log import LiveFiles, TableLog
 from txmq.errors import StorageError
 
-# Above this size a file is filtered batch by batch and never held whole.
-WHOLE_FILE_BYTES = 64 * 1024 * 1024
+# Above this size files are filtered piece by piece and never held whole.
+WHOLE_FILES_BYTES = 64 * 1024 * 1024
 # A file that could not be read is not tried again sooner.
 UNREADABLE_PAUSE_S = 10.0
 MOVED_ATTEMPTS = 3
@@ -57,26 +57,26 @@ class RowSearch:
     ) -> pa.Table:
         """Return all rows whose `column` is one of `values`; read only files that may hold them.
 
-        With `reduce` return what it makes of them, which keeps `column`; memory holds one batch
-        and that.
+        With `reduce` return what it makes of them, which keeps `column`. Of many files memory holds
+        one piece and the matches.
         """
-        read_columns, keep = _read_and_kept(column, columns, reduce)
+        scan = _scan_of(column, columns, reduce)
         files = [f for f in self._files.holding(column, values) if self._holds(f, column, values)]
-        if reduce or any(file.size_bytes > WHOLE_FILE_BYTES for file in files):
-            parts = [keep(self._rows.read([], read_columns))]
-            for file in files:
-                read = partial(self._matching, file, column, values, read_columns, keep)
-                parts.append(read_again(self._name, read, path=file.path))
+        if reduce or sum(file.size_bytes for file in files) > WHOLE_FILES_BYTES:
+            parts = [scan.keep(self._rows.read([], scan.columns))]
+            for together in in_pieces(files, scan.rows):
+                read = partial(self._matching, together, column, values, scan)
+                parts.append(read_again(self._name, read, path=together[0].path))
             return pa.concat_tables(parts)
-        rows = self._rows.read(files, read_columns)
+        rows = self._rows.read(files, scan.columns)
         if not rows.num_rows:
             # Else all values would be hashed for nothing.
-            return keep(rows)
+            return scan.keep(rows)
         is_match = pc.is_in(rows[column], value_set=values)
         # A large transaction fills whole files, and a filter would copy them.
         if not pc.all(is_match, min_count=0).as_py():
             rows = rows.filter(is_match)
-        return keep(rows)
+        return scan.keep(rows)
 
     def _holds(self, file: DataFile, column: str, values: pa.Array) -> bool:
         """Tell whether a file holds one of the values; of a large one read this column first.
@@ -90,15 +90,13 @@ class RowSearch:
         return bool(pc.any(pc.is_in(stored, value_set=values)).as_py())
 
     def _matching(
-        self, file: DataFile, column: str, values: pa.Array, columns: Sequence[str], keep: Reduce
+        self, files: Sequence[DataFile], column: str, values: pa.Array, scan: _Scan
     ) -> pa.Table:
-        """Read the rows of one file whose `column` is one of `values`; hold one batch and them."""
-        schema = self._log.columns_of(columns)
-        parts = [keep(schema.empty_table())]
-        for batch in self._rows.batches(file, columns, LARGE_FILE_ROWS):
-            rows = with_partition(pa.table(batch), file, schema)
-            parts.append(keep(rows.filter(pc.is_in(rows[column], value_set=values))))
-        return pa.concat_tables(parts)
+        """Read the rows of files whose `column` is one of `values`; hold one piece and them."""
+        pieces = self._rows.pieces(files, scan.columns, scan.rows)
+        matches = (piece.filter(pc.is_in(piece[column], value_set=values)) for piece in pieces)
+        empty = self._log.columns_of(scan.columns).empty_table()
+        return pa.concat_tables([scan.keep(empty), *map(scan.keep, matches)])
 
     # Files that cannot be read.
 
@@ -127,10 +125,10 @@ class RowSearch:
                 return self.rows_of(column, values, columns, reduce), ()
             except Exception:  # noqa: BLE001, S110 - read again, file by file
                 pass
-        read_columns, keep = _read_and_kept(column, columns, reduce)
-        parts, unreadable = [keep(self._rows.read([], read_columns))], []
+        scan = _scan_of(column, columns, reduce)
+        parts, unreadable = [scan.keep(self._rows.read([], scan.columns))], []
         for span in self._files.ranges_holding(column, values):
-            read = partial(self._matching, span.file, column, values, read_columns, keep)
+            read = partial(self._matching, [span.file], column, values, scan)
             rows, problem = self.readable(span.file, read)
             if rows is None:
                 unreadable.append(UnreadableFile(span.file, span.low, span.high, problem))
@@ -182,12 +180,21 @@ class RowSearch:
         return any(damaged.file.path not in live for damaged in unreadable)
 
 
-def _read_and_kept(
-    column: str, columns: Sequence[str], reduce: Reduce | None
-) -> tuple[Sequence[str], Reduce]:
-    """Return the columns to read for a search by `column`, and what keeps a part of the rows."""
+class _Scan(NamedTuple):
+    """What a search reads, what it keeps of each piece, and how many rows a piece has at most."""
+
+    columns: Sequence[str]
+    keep: Reduce
+    rows: int
+
+
+def _scan_of(column: str, columns: Sequence[str], reduce: Reduce | None) -> _Scan:
+    """Return how to search by `column`."""
     read_columns = columns if column in columns else [column, *columns]
-    return read_columns, reduce or (lambda rows: rows.select(list(columns)))
+    if reduce:
+        # What is made of rows may be larger than they are.
+        return _Scan(read_columns, reduce, LARGE_FILE_ROWS)
+    return _Scan(read_columns, lambda rows: rows.select(list(columns)), PIECE_ROWS)
 
 
 # --- rows commit by commit ----------------------------------------------------------------------

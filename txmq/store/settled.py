@@ -102,12 +102,6 @@ class SettledLog:
         rows = self.table.search.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
         return without_deliveries(facts_among(rows))
 
-    def all_facts(self, columns: Sequence[str]) -> pa.Table:
-        """Read all facts about transactions, without facts of deliveries; `state` is a column."""
-        return without_deliveries(
-            facts_among(self.table.rows.read(self.table.files.all(), columns))
-        )
-
     def deliveries_of(self, transaction_ids: pa.Array) -> pa.Table:
         """Read DELIVERY_COLUMNS of all facts about delayed messages of these transactions."""
         rows = self.table.search.rows_of("transaction_id", transaction_ids, DELIVERY_COLUMNS)

@@ -60,7 +60,7 @@ def test_publish_batch_bytes_bounds_what_is_copied_at_once(
 def test_a_large_file_is_never_held_whole_to_compare_a_few_halves(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "WHOLE_FILE_BYTES", 1)
+    monkeypatch.setattr(reading, "WHOLE_FILES_BYTES", 1)
     table = store.tables.table_at("half")
     sent = [Message("a", bytes([number]) * BODY_BYTES) for number in range(4)]
     table.writer.append(halves(1, sent), app_id="test", number=1)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.check.open_set import OpenSet, OpenSetReader
 from txmq.check.standing import StandingReader
 from txmq.consumer.arguments import check_max_messages
 from txmq.errors import InvalidNameError, TxmqError, UnsupportedTableError
@@ -53,7 +53,6 @@ from txmq.verify import MarkerPlace, VerifyReport, verify
 if TYPE_CHECKING:
     from txmq.delta.files import DataFile
     from txmq.delta.table import Table
-    from txmq.store.half import HalfLog
     from txmq.store.logs import Logs
     from txmq.store.op import OpLog
     from txmq.store.settled import ScheduleLog, SettledLog
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
 
 # Ages of open transactions, in seconds; of RocketMQ's finish_message_latency.
 AGE_BOUNDS_S = (5, 60, 600, 3_600, 43_200, 86_400)
-HALF_COLUMNS = ("transaction_id", "producer_group", "real_topic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +193,8 @@ class Admin:
     def status(self) -> Status:
         """Count transactions and messages, and read the lags of the services.
 
-        Reads: op, settled, half (ids and groups), state/publisher, the sizes of topics. Commits: 0.
+        Reads: state/open_transactions, what half, op and settled appended since, state/publisher,
+        the sizes of topics. Commits: 0.
 
         Raises: StoreNotFoundError, StorageError.
         """
@@ -206,14 +205,14 @@ class Admin:
         # Read before the logs: what is published was settled before.
         progress = self._store.tables.register("publisher", PublishProgress).read().value
         now_ms = self._clock.now_ms()
-        logs.refresh_after_half()
+        open_set = OpenSetReader(logs, self._store.tables).read()
         op, settled = logs.op, logs.settled
         op_version, op_table_id = op.table.version, op.table.log.table_id
-        states = states_of(logs, now_ms)
-        halves = open_halves(logs.half, states)
+        states = states_of(open_set, logs, now_ms)
+        halves = open_halves(open_set, states)
         owners, ages_ms = halves.owners, halves.ages_ms(now_ms)
-        logs = self._store.tables.logs(believes_unknown=True)
-        checks = StandingReader(logs, self._store.config).of(owners, now_ms)
+        standings = StandingReader(logs, self._store.config)
+        checks = standings.folded(owners, last_facts(open_set.facts), open_set.claims, now_ms)
         topics, unusable = self._topic_sizes(op_table_id)
         is_unknown = SCHEDULE_TOPIC in unusable
         waiting = Schedule(0, 0.0) if is_unknown else scheduled(logs.schedule, settled, now_ms)
@@ -223,7 +222,7 @@ class Admin:
             at=timestamp(now_ms),
             open=owners.num_rows,
             unasked=unasked_of(checks),
-            **counts_by_state(states, logs),
+            **counts_by_state(states, open_set.ended),
             messages={name: size.rows for name, size in topics.items() if name not in NOT_VISIBLE},
             scheduled=waiting.messages,
             dead_letters=topics[TRANS_CHECK_MAX_TIME_TOPIC].rows,
@@ -344,14 +343,16 @@ def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:
 # --- status ---------------------------------------------------------------------------------------
 
 
-def states_of(logs: Logs, now_ms: int) -> pa.Table:
-    """Read transaction_id and state of all transactions that a claim changed, settled or not."""
-    settled, op = logs.settled, logs.op
-    columns = ("transaction_id", "state", "op_version", "ordinal")
-    facts = settled.all_facts(columns)
-    waiting = op.between(settled.mark, op.table.version)
-    fresh = settle(waiting, logs.half, settled, now_ms).facts
-    return last_facts(pa.concat_tables([facts, without_deliveries(fresh).select(list(columns))]))
+def states_of(open_set: OpenSet, logs: Logs, now_ms: int) -> pa.Table:
+    """Read transaction_id and state of the open transactions that a claim changed, settled or not.
+
+    Also of those that have just ended: by claims that settle has not folded.
+    """
+    columns = ["transaction_id", "state", "op_version", "ordinal"]
+    waiting = logs.op.between(logs.settled.mark, logs.op.table.version)
+    fresh = without_deliveries(settle(waiting, logs.half, logs.settled, now_ms).facts)
+    parts = [rows.select(columns) for rows in (open_set.facts, fresh)]
+    return last_facts(pa.concat_tables(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,26 +374,19 @@ class OpenHalves:
         return np.maximum(0, now_ms - transaction_times_ms(self.owners["transaction_id"]))
 
 
-def open_halves(half: HalfLog, states: pa.Table) -> OpenHalves:
-    """Read the halves of the PENDING transactions."""
-    tables, problems = [half.table.rows.read([], HALF_COLUMNS)], []
-    for file in half.table.files.all():
-        rows, problem = half.table.search.readable(
-            file, partial(half.table.rows.read, [file], HALF_COLUMNS)
-        )
-        if rows is None:
-            problems.append(problem)
-        else:
-            tables.append(rows)
-    rows = sound_rows(pa.concat_tables(tables), ("transaction_id",))
+def open_halves(open_set: OpenSet, states: pa.Table) -> OpenHalves:
+    """Return the halves of the PENDING transactions."""
     is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
     ended = states.filter(pc.invert(is_pending))["transaction_id"]
-    rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
-    _, first = np.unique(Groups.of(rows["transaction_id"]).place, return_index=True)
-    topics = pc.value_counts(rows["real_topic"].drop_null()).to_pylist()
-    messages = {row["values"]: row["counts"] for row in topics}
-    owners = rows.select(["transaction_id", "producer_group"]).take(pa.array(first))
-    return OpenHalves(owners, messages, tuple(problems))
+    runs, topics = (
+        rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
+        for rows in (open_set.runs, open_set.topics)
+    )
+    _, first = np.unique(Groups.of(runs["transaction_id"]).place, return_index=True)
+    owners = runs.select(["transaction_id", "producer_group"]).take(pa.array(first))
+    by_topic = topics.group_by("real_topic").aggregate([("messages", "sum")]).to_pylist()
+    messages = {row["real_topic"]: row["messages_sum"] for row in by_topic}
+    return OpenHalves(owners, messages, tuple(open_set.unread.values()))
 
 
 def unasked_of(standings: pa.Table) -> dict[str, int]:
@@ -403,12 +397,12 @@ def unasked_of(standings: pa.Table) -> dict[str, int]:
     return {reason.value: counts[reason] for reason in reasons if reason in counts}
 
 
-def counts_by_state(states: pa.Table, logs: Logs) -> dict[str, int]:
+def counts_by_state(states: pa.Table, ended: Mapping[str, int]) -> dict[str, int]:
     """Return the fields of Status that are named after a state; `open` is counted by halves."""
     counts = Counter(states["state"].to_pylist())
-    counts.update(logs.settled.forgotten)
-    ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
-    return {name.lower(): counts[name] for name in ended}
+    counts.update(ended)
+    names = [state.value for state in TransactionState if state is not TransactionState.PENDING]
+    return {name.lower(): counts[name] for name in names}
 
 
 def older_than(ages_ms: Integers) -> dict[int, int]:
