@@ -86,6 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.publishers = [Publisher(self.store, clock=self.clock) for _ in range(2)]
         self.producer = TransactionProducer(self.store, producer_group=GROUP, clock=self.clock)
         self.checks = self._new_checks()
+        self.searching = OpenTransactions(self.store, self.clock)
         self.kills = 0
         # What was wrong with a question; a listener that raises would only be UNKNOWN.
         self.questions: list[str] = []
@@ -285,7 +286,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _check(self) -> None:
         clock_ms = self.clock.now_ms()
-        dues = dues_of(OpenTransactions(self.store, self.clock).read(clock_ms), clock_ms)
+        transactions = self.searching.read(clock_ms)
+        fresh = OpenTransactions(self.store, self.clock).read(clock_ms)
+        assert transactions.equals(fresh), "what goes on differs from a new search"
+        dues = dues_of(transactions, clock_ms)
         self.checks.run(dues, clock_ms=clock_ms, source=ClaimSource.RECHECK)
 
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:

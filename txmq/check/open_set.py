@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from txmq.delta.file_rows import in_pieces
 from txmq.delta.files import DataFile
 from txmq.delta.log_files import commit_fingerprint
+from txmq.delta.reading import COMMIT_VERSION
 from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, StorageError
 from txmq.ground.columns import Groups, Integers, integers, sound_rows
@@ -50,7 +51,7 @@ HALF_COLUMNS = (
 )  # fmt: skip
 _RUN_COLUMNS = (
     "transaction_id", "producer_group", "first_sequence", "last_sequence", "is_payload",
-    "message_count", "check_immunity_time_s", "ordinary",
+    "half_version", "message_count", "check_immunity_time_s", "ordinary",
 )  # fmt: skip
 _TOPIC_COLUMNS = ("transaction_id", "real_topic", "messages")
 _FINAL = pa.array(sorted(state.value for state in FINAL_STATES))
@@ -61,13 +62,15 @@ def _schema(names: Sequence[str]) -> pa.Schema:
 
 
 # A run is what one producer group sent of a transaction without a gap between the sequences, with
-# the columns of the head where it is in the run.
+# the columns of the head where it is in the run, and the commit of half that brought its first row
+# where the row was not found among the files.
 RUNS, TOPICS = _schema(_RUN_COLUMNS), _schema(_TOPIC_COLUMNS)
 _CLAIMS, _FACTS = _schema(SIGNED_COLUMNS), _schema(FACT_COLUMNS)
 _PARTS = {"half": RUNS, "topic": TOPICS, "claim": _CLAIMS, "fact": _FACTS}
 _MARK, _ENDED = "txmq-open/", "txmq-ended/"
 _LOGS = ("half", "op", "settled")
 _NO_SNAPSHOT = object()
+_UNKNOWN_VERSION = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +429,7 @@ def runs_of(rows: pa.Table) -> pa.Table:
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(order))[: len(first)] - 1
     examples = rows.take(pa.array(order[first]))
+    versions = _versions(rows)[order]
     heads = _head_columns(rows.take(pa.array(order)), np.cumsum(begins) - 1, len(first))
     columns = {
         "transaction_id": examples["transaction_id"],
@@ -433,9 +437,23 @@ def runs_of(rows: pa.Table) -> pa.Table:
         "first_sequence": pa.array(ordered[first]),
         "last_sequence": pa.array(ordered[last]),
         "is_payload": pc.is_valid(examples["real_topic"]),
+        "half_version": _earliest(versions, first),
         **{name: heads[name] for name in heads.column_names},
     }
     return pa.table({name: columns[name] for name in RUNS.names}).cast(RUNS)
+
+
+def _versions(rows: pa.Table) -> Integers:
+    """Return the commit that brought each row; the last one of all where it is not known."""
+    if COMMIT_VERSION not in rows.column_names:
+        return np.full(rows.num_rows, _UNKNOWN_VERSION, dtype=np.int64)
+    return integers(rows[COMMIT_VERSION], _UNKNOWN_VERSION)
+
+
+def _earliest(versions: Integers, first: Integers) -> pa.Array:
+    """Return the first commit of each run; null where it is not known."""
+    earliest = np.minimum.reduceat(versions, first) if len(first) else versions
+    return pa.array(earliest, mask=earliest == _UNKNOWN_VERSION)
 
 
 def _head_columns(rows: pa.Table, run: Integers, count: int) -> pa.Table:

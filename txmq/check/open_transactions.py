@@ -50,6 +50,7 @@ _ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value, ClaimKind.EX
 # 9999-12-31: the last day that Python can represent.
 _LATEST_MS = 253_402_214_400_000
 _NOT_LOOKED_UP_MS = np.iinfo(np.int64).min
+_NO_VERSION = -1
 _TIME_CHARACTERS = 13
 _VERSION = "_commit_version"
 _RECENT = pa.schema([("transaction_id", pa.string()), (_VERSION, pa.int64())])
@@ -61,6 +62,7 @@ _HALVES = pa.schema(
         pa.field("found", pa.int64()),
         pa.field("immunity_s", pa.float64()),
         pa.field("ordinary", pa.bool_()),
+        pa.field("half_version", pa.int64()),
     ]
 )
 
@@ -137,42 +139,49 @@ class OpenTransactions:
         is_first = (next_ms == _NOT_LOOKED_UP_MS) & (integers(standings["life"], 0) == 0)
         heads = halves.filter(pa.array(is_first))
         immunity_ms = np.rint(heads["immunity_s"].to_numpy() * 1000).astype(np.int64)
-        committed_ms = self._commit_times_ms(heads["transaction_id"], immunity_ms, now_ms)
+        committed_ms = self._commit_times_ms(heads, immunity_ms, now_ms)
         has_time = committed_ms != _NOT_LOOKED_UP_MS
         due_ms = np.where(has_time, committed_ms + immunity_ms, _NOT_LOOKED_UP_MS)
         deadlines_ms = next_ms.copy()
         deadlines_ms[is_first] = due_ms
         return np.minimum(deadlines_ms, _LATEST_MS)
 
-    def _commit_times_ms(
-        self, ids: pa.ChunkedArray, immunity_ms: Integers, now_ms: int
-    ) -> Integers:
+    def _commit_times_ms(self, heads: pa.Table, immunity_ms: Integers, now_ms: int) -> Integers:
         """Find when the store received the heads that may still be immune."""
         since_ms = now_ms - int(immunity_ms.max(initial=0))
         kept_ms = self._kept_commits_ms()
         recent_ms = {at: time_ms for at, time_ms in kept_ms.items() if time_ms > since_ms}
-        found_ms = self._looked_up_ms(ids, recent_ms)
+        found_ms = self._times_ms(heads, recent_ms)
         oldest_ms = min(kept_ms.values(), default=0)
         if oldest_ms <= since_ms:
             return found_ms
         # A commit younger than `since_ms` may have been removed. Then use the time in the id,
         # unless the kept commits show that this time was in the future.
-        born_ms = integers(_id_times_ms(ids), 0)
+        born_ms = integers(_id_times_ms(heads["transaction_id"]), 0)
         is_gone = (found_ms == _NOT_LOOKED_UP_MS) & (born_ms <= oldest_ms)
         return np.where(is_gone, born_ms, found_ms)
 
-    def _looked_up_ms(self, ids: pa.ChunkedArray, recent_ms: Mapping[int, int]) -> Integers:
-        """Look up the commit times of transactions whose commits are among the recent ones."""
-        if not len(ids) or not recent_ms:
-            return np.full(len(ids), _NOT_LOOKED_UP_MS, dtype=np.int64)
-        rows = self._recent_rows(sorted(ids.unique().to_pylist()), recent_ms)
+    def _times_ms(self, heads: pa.Table, recent_ms: Mapping[int, int]) -> Integers:
+        """Return the times of the commits of heads, where these are among the recent ones."""
+        versions = integers(heads["half_version"], _NO_VERSION)
+        is_unknown = versions == _NO_VERSION
+        if is_unknown.any() and recent_ms:
+            # They were found among the files, which do not say when they came.
+            ids = heads["transaction_id"].filter(pa.array(is_unknown))
+            versions = versions.copy()
+            versions[is_unknown] = self._looked_up(ids, recent_ms)
+        distinct, of_version = np.unique(versions, return_inverse=True)
+        times_ms = [recent_ms.get(version, _NOT_LOOKED_UP_MS) for version in distinct.tolist()]
+        return np.array(times_ms, dtype=np.int64)[of_version]
+
+    def _looked_up(self, ids: pa.ChunkedArray, versions: Iterable[int]) -> Integers:
+        """Find which of these commits brought each transaction first; _NO_VERSION for none."""
+        rows = self._recent_rows(sorted(ids.unique().to_pylist()), versions)
         place = pc.index_in(rows["transaction_id"], value_set=ids.combine_chunks())
         rows = rows.append_column("place", place).filter(pc.is_valid(place))
         first = np.full(len(ids), np.iinfo(np.int64).max, dtype=np.int64)
         np.minimum.at(first, integers(rows["place"], 0), integers(rows[_VERSION], 0))
-        versions, of_version = np.unique(first, return_inverse=True)
-        times_ms = [recent_ms.get(version, _NOT_LOOKED_UP_MS) for version in versions.tolist()]
-        return np.array(times_ms, dtype=np.int64)[of_version]
+        return np.where(first == np.iinfo(np.int64).max, _NO_VERSION, first)
 
     def _recent_rows(self, ordered_ids: list[str], versions: Iterable[int]) -> pa.Table:
         """Read the ids that these commits added, with `_commit_version`, from files with one."""
@@ -228,8 +237,16 @@ def _halves(runs: pa.Table, config: Config) -> pa.Table:
         pa.array(_messages(runs, of_transaction)),
         _immunities_s(groups, heads["check_immunity_time_s_max"], config),
         pc.fill_null(heads["ordinary_any"], False),  # noqa: FBT003
+        _first_versions(runs, of_transaction),
     ]
     return pa.table(columns, _HALVES.names).cast(_HALVES)
+
+
+def _first_versions(runs: pa.Table, of_transaction: Groups) -> pa.Array:
+    """Return the commit that brought each transaction; null if one of its runs does not say."""
+    has_version = flags(pc.is_valid(runs["half_version"]))
+    first = of_transaction.smallest(integers(runs["half_version"], 0), np.iinfo(np.int64).max)
+    return pa.array(first, mask=of_transaction.count(~has_version) > 0)
 
 
 def _messages(runs: pa.Table, of_transaction: Groups) -> Integers:

@@ -89,24 +89,29 @@ class FileRows:
         for file, part in zip(files, parts, strict=True):
             yield with_partition(part, file, schema)
 
-    def pieces(
-        self, files: Sequence[DataFile], columns: Sequence[str], rows: int = PIECE_ROWS
-    ) -> Iterator[pa.Table]:
+    def pieces(self, files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows of files in pieces: some small files, or a part of a large one.
 
-        Memory holds one piece, of `rows` or BATCH_BYTES. Raises: StorageError.
+        Memory holds one piece, of PIECE_ROWS or BATCH_BYTES; `columns` are narrow ones, which
+        hardly compress. Raises: StorageError.
         """
-        schema = self._log.columns_of(columns)
-        for together in in_pieces(files, rows):
-            if len(together) > 1 or is_small(together[0].size_bytes, together[0].num_records):
-                yield self.read(together, columns)
-                continue
-            (file,) = together
-            try:
-                for batch in self.batches(file, columns, rows):
-                    yield with_partition(pa.table(batch), file, schema)
-            except (*STORAGE_ERRORS, pa.ArrowException) as error:
-                raise failed_read(self._folder.name, error, file.path) from error
+        for together in in_pieces(files):
+            yield from (piece.rows for piece in self.pieces_of(together, columns))
+
+    def pieces_of(
+        self, together: Sequence[DataFile], columns: Sequence[str], rows: int = PIECE_ROWS
+    ) -> Iterator[CountedRows]:
+        """Yield as `pieces`, for files that `in_pieces` put together, with the rows of each."""
+        if len(together) > 1:
+            yield self.read_counted(together, columns)
+            return
+        (file,), schema = together, self._log.columns_of(columns)
+        try:
+            for batch in self.batches(file, columns, rows):
+                part = with_partition(pa.table(batch), file, schema)
+                yield CountedRows(part, [part.num_rows])
+        except (*STORAGE_ERRORS, pa.ArrowException) as error:
+            raise failed_read(self._folder.name, error, file.path) from error
 
     def read_stored(
         self,
@@ -285,12 +290,12 @@ class FileRows:
             return footer_sizes(pq.ParquetFile(source).metadata, columns)
 
 
-def in_pieces(files: Sequence[DataFile], rows: int = PIECE_ROWS) -> Iterator[Sequence[DataFile]]:
-    """Put small files together, up to `rows` and BATCH_BYTES; a large file stands alone."""
+def in_pieces(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
+    """Put small files together, up to PIECE_ROWS and BATCH_BYTES; a large file stands alone."""
     together, count, size_bytes = list[DataFile](), 0, 0
     for file in files:
         count, size_bytes = count + file.num_records, size_bytes + file.size_bytes
-        if together and (count > rows or size_bytes > BATCH_BYTES):
+        if together and (count > PIECE_ROWS or size_bytes > BATCH_BYTES):
             yield together
             together, count, size_bytes = [], file.num_records, file.size_bytes
         together.append(file)

@@ -64,7 +64,8 @@ class RowSearch:
         files = [f for f in self._files.holding(column, values) if self._holds(f, column, values)]
         if reduce or sum(file.size_bytes for file in files) > WHOLE_FILES_BYTES:
             parts = [scan.keep(self._rows.read([], scan.columns))]
-            for together in in_pieces(files, scan.rows):
+            # What is made of rows may be larger than they are, and bodies larger than their files.
+            for together in [[file] for file in files] if reduce else in_pieces(files):
                 read = partial(self._matching, together, column, values, scan)
                 parts.append(read_again(self._name, read, path=together[0].path))
             return pa.concat_tables(parts)
@@ -93,8 +94,8 @@ class RowSearch:
         self, files: Sequence[DataFile], column: str, values: pa.Array, scan: _Scan
     ) -> pa.Table:
         """Read the rows of files whose `column` is one of `values`; hold one piece and them."""
-        pieces = self._rows.pieces(files, scan.columns, scan.rows)
-        matches = (piece.filter(pc.is_in(piece[column], value_set=values)) for piece in pieces)
+        pieces = self._rows.pieces_of(files, scan.columns, scan.rows)
+        matches = (rows.filter(pc.is_in(rows[column], value_set=values)) for rows, _ in pieces)
         empty = self._log.columns_of(scan.columns).empty_table()
         return pa.concat_tables([scan.keep(empty), *map(scan.keep, matches)])
 
@@ -192,7 +193,6 @@ def _scan_of(column: str, columns: Sequence[str], reduce: Reduce | None) -> _Sca
     """Return how to search by `column`."""
     read_columns = columns if column in columns else [column, *columns]
     if reduce:
-        # What is made of rows may be larger than they are.
         return _Scan(read_columns, reduce, LARGE_FILE_ROWS)
     return _Scan(read_columns, lambda rows: rows.select(list(columns)), PIECE_ROWS)
 
@@ -268,17 +268,23 @@ class TableChanges:
         return pa.concat_tables(parts).cast(full), version
 
     def pieces(self, start: int, end: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the rows appended by the versions `start` to `end`, as `pieces` of their files.
+        """Yield the rows appended by the versions `start` to `end`, with `_commit_version`.
+
+        They come as `pieces` of their files: memory holds one.
 
         Raises: StorageError where a commit is not there any more, or another program removed rows.
         """
         commits = self._inserted_by(start, end, None, refuses_removals=True)
         for window in read_together(commits, PIECE_ROWS):
             if any(commit.changed for commit in window):
-                yield self._rows(window, columns).select(list(columns))
-            else:
-                files = [file for commit in window for file in commit.added]
-                yield from self._file_rows.pieces(files, columns)
+                yield self._rows(window, columns)
+                continue
+            files = [file for commit in window for file in commit.added]
+            versions = {file.path: commit.version for commit in window for file in commit.added}
+            for together in in_pieces(files):
+                numbers = np.array([versions[file.path] for file in together], np.int64)
+                for rows, counts in self._file_rows.pieces_of(together, columns):
+                    yield _with_version(rows, np.repeat(numbers, counts))
 
     def _reach(self, version: int) -> None:
         if version > self._log.version and version > self._log.refresh().version:

@@ -163,6 +163,7 @@ OPEN_SET = TableSchema(
             _column("first_sequence", pa.int64(), "half: the first of neighbours"),
             _column("last_sequence", pa.int64(), "half: the last of neighbours"),
             _column("is_payload", pa.bool_(), "half: not a head without payload"),
+            _column("half_version", pa.int64(), "half: the commit that brought it; null: unknown"),
             *(HALF.columns.field(name) for name in
               ("message_count", "check_immunity_time_s", "ordinary", "real_topic")),
             _column("messages", pa.int64(), "topic: of the transaction"),
