@@ -32,6 +32,7 @@ from bench import (
     one_row_commits,
     pending,
     restart,
+    retained,
     thirty_days,
     verify,
 )
@@ -62,6 +63,7 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "growth": growth.measure,
     "gone-processes": gone_processes.measure,
     "restart": restart.measure,
+    "retained": retained.measure,
     "idle": idle.measure,
     "verify": verify.measure,
 }

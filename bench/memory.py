@@ -59,6 +59,13 @@ def java_pid(spark: SparkSession) -> int:
     return int(jvm.java.lang.ProcessHandle.current().pid())
 
 
+def peak_mib() -> float:
+    """The most memory that this process has held; what its parent held before is not in it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(kib) / 1024
+
+
 def resident_mib(pid: int) -> float:
     """Resident memory of a process now; 0 where the system does not say."""
     try:

@@ -30,6 +30,8 @@ class Sizes:
     history_messages: int = 10_000_000
     gone_processes: int = 100_000
     topics: int = 1_000
+    # Ended transactions.
+    retained: tuple[int, ...] = (100_000, 1_000_000, 10_000_000, 30_000_000)
 
     def smaller(self, times: int = 10) -> Sizes:
         """The same with less in it."""
@@ -53,6 +55,7 @@ class Sizes:
             history_messages=max(10_000, self.history_messages // times**2),
             gone_processes=max(1_000, self.gone_processes // times),
             topics=max(10, self.topics // times),
+            retained=tuple(count // times**2 for count in self.retained),
         )
 
 
