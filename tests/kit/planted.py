@@ -13,12 +13,17 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from txmq.check import open_set
+from txmq.check.open_transactions import OpenTransactions
 from txmq.check.recheck import RecheckJob
 from txmq.delta.schemas import TableSchema
+from txmq.ground.clock import SystemClock
 from txmq.message.ids import first_transaction_id, new_transaction_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
@@ -29,7 +34,7 @@ from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow
-from txmq.store.schemas import HALF, REGISTER, SETTLED, TOPIC
+from txmq.store.schemas import HALF, OPEN_SET, REGISTER, SETTLED, TOPIC
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.verify import VerifyReport
@@ -60,6 +65,7 @@ OPEN = (
     "open", "open_is_shown", "fact_without_claim", "wrong_group_settled", "discard_too_early",
     "check_gap", "check_above_maximum", "check_before_immunity", "beyond_the_mark",
     "check_too_soon", "commit_of_halves_that_differ",
+    "not_in_the_open_set",
 )  # fmt: skip
 # Their bugs are about a whole topic; all others share one.
 TOPICS = {
@@ -118,7 +124,15 @@ def filled(location: str) -> Filled:
     _incomplete(made)
     _resumed(made)
     Publisher(store).run_once()
+    _keep_open_set(store)
     return made
+
+
+def _keep_open_set(store: Store) -> None:
+    reader = OpenTransactions(store, SystemClock())
+    reader.read()
+    with mock.patch.object(open_set, "KEEP_EVERY_ROWS", 0):
+        assert reader.open_set.keep()
 
 
 def _send(producer: TransactionProducer, names: Sequence[str], ids: dict[str, str]) -> Any:
@@ -484,6 +498,13 @@ def group_beyond_its_topic(vandal: Vandal, _: str) -> None:
     vandal.set_register("group_readers", {"offsets": {"": {"stock": {"0": 99}}}})
 
 
+def not_in_the_open_set(vandal: Vandal, own_id: str) -> None:
+    table = vandal.store.tables.open_set().refresh()
+    rows = table.rows.read(table.files.all(), OPEN_SET.columns.names)
+    rows = rows.filter(pc.not_equal(rows["transaction_id"], own_id))
+    table.writer.replace(rows, {"txmq-open/rows": rows.num_rows})
+
+
 def topic_beyond_the_settled_log(vandal: Vandal, _: str) -> None:
     vandal.append("topics/odd", TOPIC, [], {f"txmq/{vandal.op_id}": 1_000_000})
 
@@ -561,6 +582,7 @@ BUGS = (
     Bug(commit_of_halves_that_differ, ("I28",)),
     Bug(commit_of_what_retention_took, ("I28",), of="plain", subject=FORGOTTEN_ID),
     Bug(group_beyond_its_topic, ("I29",), of="plain", subject="state/group_readers stock/0"),
+    Bug(not_in_the_open_set, ("I30",)),
     Bug(topic_beyond_the_settled_log, ("I21",), of="offset_gap", subject="topics/odd"),
     # The last one, for others move the mark.
     Bug(beyond_the_mark, ("I21",)),

@@ -12,7 +12,7 @@ from txmq.verify.check_discipline import CheckDiscipline
 from txmq.verify.declared_markers import MarkerPlace
 from txmq.verify.deliveries import DELIVERED_NUMBER
 from txmq.verify.fold import STATES
-from txmq.verify.logs import LogChecks
+from txmq.verify.logs import LogChecks, check_open_set
 from txmq.verify.messages import MessageChecks, StalledChecks, newest_us
 from txmq.verify.picture import Picture
 from txmq.verify.queues import QueueChecks
@@ -104,6 +104,7 @@ class _Run:
         for ids in self.pinned.id_ranges():
             self._check_range(ids)
         self.totals.sums.check(self.findings)
+        check_open_set(self.pinned, self.totals.open_ids, self.findings)
         for topic in self.pinned.topics:
             # One topic at a time: its rows leave the log.
             rows = self.totals.queues.pop(topic).merged()
@@ -163,6 +164,7 @@ class RangeChecks:
         messages.run(self._totals.sums)
         self._stalled.run(messages.scheduled)
         self._add_times(messages)
+        self._totals.add_open(self._picture)
         self._totals.counts.update({**self._logs(), **self._messages(messages)})
 
     def _add_times(self, messages: MessageChecks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import pyarrow.fs as pa_fs
 
 _COMMIT_FILE = re.compile(r"_delta_log/([0-9]{20})\.json")
 _LOG = "_delta_log/"
+FINGERPRINT_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Commit:
         removed: paths whose rows are gone with this commit.
         change_files: what a writer that altered rows left for the change feed.
         marks: what it counted up.
+        fingerprint: the begin of the hash of its file, as a number.
     """
 
     version: int
@@ -51,6 +54,7 @@ class Commit:
     removed: list[str] = field(default_factory=list)
     change_files: list[str] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
+    fingerprint: int = 0
 
     @property
     def appended_files(self) -> list[str]:
@@ -111,7 +115,8 @@ def _commits(
 
 
 def _commit(version: int, content: bytes, file_ms: int) -> Commit:
-    commit = Commit(version, moment_ms=file_ms)
+    digits = hashlib.sha256(content).hexdigest()[:FINGERPRINT_DIGITS]
+    commit = Commit(version, moment_ms=file_ms, fingerprint=int(digits, 16))
     for line in content.splitlines():
         if line.strip():
             action = json.loads(line).items()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from txmq.verify.history import AddedFile, Commit, History
-from txmq.verify.report import Findings
+from txmq.verify.report import SHOWN_ROWS, Findings
 from txmq.verify.store import PinnedStore
-from txmq.verify.tables import PinnedTable
+from txmq.verify.tables import COMMIT_VERSION, PinnedTable
 
 # None of these changes a row in place; what a commit may remove is judged by its files.
 LAWFUL_OPERATIONS = frozenset(
@@ -111,6 +114,29 @@ class LogChecks:
                 if offset > end and topic not in self._pinned.unread:
                     detail = f"its next offset {offset} is beyond {end}, where the queue ends"
                     self._findings.add("I29", 1, [f"{group} {topic}/{queue}"], detail)
+
+
+# --- I30 ------------------------------------------------------------------------------------------
+
+
+def check_open_set(pinned: PinnedStore, open_ids: pa.ChunkedArray, findings: Findings) -> None:
+    """Report open transactions that the kept open set lacks: nobody would ask about them.
+
+    Those that were appended after it was read are in no set yet.
+    """
+    kept, half = pinned.open_set, pinned.half
+    if kept is None or not kept.is_of((half, pinned.op, pinned.settled)):
+        return
+    missing = open_ids.filter(pc.invert(pc.is_in(open_ids, value_set=kept.ids)))
+    version = kept.versions[half.name]
+    # Where commits are gone, rechecks search all halves anew.
+    if not len(missing) or half.readable_from > version + 1:
+        return
+    newer = half.appended(("transaction_id", COMMIT_VERSION), version)["transaction_id"]
+    missing = missing.filter(pc.invert(pc.is_in(missing, value_set=pc.unique(newer))))
+    if len(missing):
+        detail = "is open, and state/open_transactions does not name it: nobody would ask"
+        findings.add("I30", len(missing), missing.slice(0, SHOWN_ROWS).to_pylist(), detail)
 
 
 def _falls(history: History) -> Iterator[tuple[int, str]]:

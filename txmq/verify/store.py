@@ -7,7 +7,7 @@ import hmac
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
@@ -31,6 +31,7 @@ SIGNATURE = "signature"
 UNREAD_PREFIXES = ("SCHEDULE_TOPIC_",)
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
 _GROUP = "group_"
+_OPEN_SET, _LOGS = "txmq-open/", ("half", "op", "settled")
 # Libraries in C++ end the process where they meet these.
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
@@ -54,6 +55,7 @@ class PinnedStore:
         late: those, and those that waited once; their messages may lie behind later ones.
         registers: versions of the tables under state/ that were read.
         claimed: what the delay service says that it has claimed.
+        open_set: what rechecks keep; None where they keep nothing that can be used.
         group_offsets: the next offsets of each consumer group, by the place of its register.
     """
 
@@ -73,6 +75,7 @@ class PinnedStore:
     half: PinnedTable
     claimed: Claimed
     group_offsets: Mapping[str, Sequence[GroupOffset]]
+    open_set: KeptOpenSet | None
 
     @classmethod
     def open(
@@ -85,6 +88,8 @@ class PinnedStore:
         """Pin every table. Raises: StoreNotFoundError, StorageError."""
         # One loan for all its tables.
         options = storage_options_of(location, options)
+        # First of all: what it names must be in the logs.
+        open_set = KeptOpenSet.of(location, options)
         registers = _Registers(location, options)
         publisher, config = registers.value("publisher"), registers.value("config")
         delay, group_offsets = registers.value("delay"), registers.group_offsets()
@@ -117,6 +122,7 @@ class PinnedStore:
             half,
             Claimed.of(delay),
             group_offsets,
+            open_set,
         )
 
     def id_ranges(self) -> list[IdRange]:
@@ -181,6 +187,44 @@ class PinnedStore:
         older = pc.less(transaction_ids, _first_id_of(self.forgotten_before_date))
         flags = pc.and_(older, pc.match_substring_regex(transaction_ids, _WELL_FORMED_ID))
         return pc.fill_null(flags, False)  # noqa: FBT003
+
+
+class KeptOpenSet(NamedTuple):
+    """What rechecks keep of the open transactions.
+
+    Attributes:
+        versions, fingerprints: the commit of half, op and settled up to which it was read.
+        ids: the transactions that it names.
+    """
+
+    versions: Mapping[str, int]
+    fingerprints: Mapping[str, int]
+    ids: pa.Array
+
+    @classmethod
+    def of(cls, location: str, options: Mapping[str, str]) -> KeptOpenSet | None:
+        """Read it; None where there is none, or one that rechecks pass over."""
+        place = f"{location}/state/open_transactions"
+        if not tables.is_table(place, options):
+            return None
+        table = PinnedTable(place, options)
+        rows = table.rows(["part", "transaction_id"])
+        halves = rows.filter(pc.equal(rows["part"], "half"))
+        is_whole = table.mark(f"{_OPEN_SET}rows") == rows.num_rows
+        has_all = not pc.any(pc.equal(rows["part"], "unread"), min_count=0).as_py()
+        if not (is_whole and has_all):
+            return None
+        versions = {name: table.mark(f"{_OPEN_SET}{name}") for name in _LOGS}
+        prints = {name: table.mark(f"{_OPEN_SET}{name}-fingerprint") for name in _LOGS}
+        return cls(versions, prints, pc.unique(halves["transaction_id"]))
+
+    def is_of(self, logs: Iterable[PinnedTable]) -> bool:
+        """Tell whether these logs have the commits up to which it was read."""
+        commits = {log.name: log.history.commits.get(self.versions[log.name]) for log in logs}
+        return all(
+            commit is not None and commit.fingerprint == self.fingerprints[name]
+            for name, commit in commits.items()
+        )
 
 
 class GroupOffset(NamedTuple):

@@ -238,13 +238,14 @@ class PinnedTable:
             for batch in self._file(file.path, file.partition, stored):
                 yield with_digests(batch, columns)
 
-    def appended(self, columns: Sequence[str]) -> pa.Table:
+    def appended(self, columns: Sequence[str], after: int = NOTHING) -> pa.Table:
         """Read every row appended from `readable_from` on, with its `_commit_version`.
 
-        Partition columns are not among `columns`.
+        Only those of commits after one of them, if it is given. Partition columns are not among
+        `columns`.
         """
         commits = self.history.commits
-        versions = range(self.readable_from, self.version + 1)
+        versions = range(max(self.readable_from, after + 1), self.version + 1)
         batches = (batch for v in versions for batch in self._appended_by(commits[v], columns))
         return self._table(batches, columns)
 

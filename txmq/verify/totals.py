@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.verify.arrays import UNSAID, Flags, Integers
-from txmq.verify.fold import STATES
+from txmq.verify.fold import NOT_FINAL, STATES
 from txmq.verify.picture import Picture
 from txmq.verify.queues import QueueLog
 from txmq.verify.report import Findings, Lateness
@@ -24,6 +25,7 @@ COUNTS = (
     "not_published_yet", "known_by_schedule_alone", "judged_by_settled_alone", "forgotten_facts",
     "forgotten_messages",
 )  # fmt: skip
+_FINAL = pa.array([state for state in STATES if state not in NOT_FINAL])
 Queue = tuple[str, int]
 # Of the type of a queue, 32 bits.
 _QUEUE_MIN, _QUEUES = -(1 << 31), 1 << 32
@@ -108,6 +110,22 @@ class Totals:
         self.sums = QueueSums()
         self.times = DeliveryTimes()
         self.queues: defaultdict[str, QueueLog] = defaultdict(QueueLog)
+        self._open_ids = [pa.array([], pa.string())]
+
+    def add_open(self, picture: Picture) -> None:
+        """Note the transactions of one range that have no final end, by claims and by facts."""
+        halves = picture.halves
+        states = [picture.fates.in_state(name)[: len(halves.ids)] for name in NOT_FINAL]
+        is_open = np.logical_or.reduce(states) & ~halves.by_schedule
+        ids = halves.ids.filter(pa.array(is_open)).cast(pa.string())
+        settled = picture.settled.filter(pc.is_in(picture.settled["state"], value_set=_FINAL))
+        has_fact = pc.is_in(ids, value_set=settled["transaction_id"].cast(pa.string()))
+        self._open_ids.append(ids.filter(pc.invert(has_fact)))
+
+    @property
+    def open_ids(self) -> pa.ChunkedArray:
+        """The transactions that have no final end."""
+        return pa.chunked_array(self._open_ids)
 
 
 def _per_queue(picture: Picture, messages: Flags) -> dict[Queue, int]:
