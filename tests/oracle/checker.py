@@ -173,6 +173,7 @@ class _Run:
             "overdue_us": round(OVERDUE_LIMIT_S * 1_000_000),
             **self._settings.delay,
             "group_offsets": self._settings.group_offsets,
+            "open_set_version": self.source.open_set_version,
         }
 
     def _made(self) -> dict[str, DataFrame]:
@@ -187,6 +188,7 @@ class _Run:
             "half_log": self._read(picture.HALF_LOG, source.changes("half")),
             "op_log": self._read(picture.OP_LOG, source.changes("op")),
             "shown": kept(self._shown()),
+            "open_set": kept(self.source.open_set()),
         }
         for name, query, is_kept in _VIEWS:
             frame = self._sql(query)

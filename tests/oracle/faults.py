@@ -504,8 +504,24 @@ GROUPS = """
     WHERE next_offset > coalesce(m.number, 0)
 """
 
+# Whom nobody would ask.
+OPEN_SET = """
+    SELECT 'I30', t.transaction_id,
+        'is open, and state/open_transactions does not name it: nobody would ask about it'
+    FROM {standing} t
+    LEFT ANTI JOIN {open_set} k ON k.transaction_id = t.transaction_id
+    LEFT ANTI JOIN (SELECT transaction_id FROM {half_log}
+        WHERE _change_type = 'insert' AND _commit_version > {open_set_version}) n
+        ON n.transaction_id = t.transaction_id
+    LEFT ANTI JOIN (SELECT transaction_id FROM {settled}
+        WHERE state IN ('COMMITTED', 'ROLLED_BACK', 'EXPIRED')) f
+        ON f.transaction_id = t.transaction_id
+    WHERE NOT t.by_schedule AND t.state IN ('PENDING', 'DISCARDED', 'INCOMPLETE')
+        AND {open_set_version} >= 0 AND {half_from} <= {open_set_version} + 1
+"""
+
 ALL = (
     ROWS, KEYS, DELIVERED, REPEATS, QUEUES, SETTLED, FACTS, MESSAGES, SHARED_FATE, SUMS,
     DEAD_LETTERS, CHECKS, FIRST_CHECKS, DISCARDS, APPENDED_ONLY, MARKS, FILES,
-    OVERDUE, COMMITS, GROUPS,
+    OVERDUE, COMMITS, GROUPS, OPEN_SET,
 )  # fmt: skip

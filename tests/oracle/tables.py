@@ -24,6 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
 NEVER = -9_000_000_000_000_000_000
 WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
 _TOPICS = "topics/"
+_OPEN_SET = "state/open_transactions"
 _OF_READABLE = """
     SELECT * FROM {actions} WHERE NOT array_contains(from_json({unread}, 'ARRAY<STRING>'), table)
 """
@@ -88,6 +89,19 @@ class Source:
     def topic(self, name: str) -> DataFrame:
         """The rows of a topic, each with its file."""
         return self.table(f"{_TOPICS}{name}", _OF_A_TOPIC)
+
+    @property
+    def open_set_version(self) -> int:
+        """The version of half up to which the open set was read; -1 without one."""
+        pinned = self.logs.pinned.get(_OPEN_SET)
+        return -1 if pinned is None else pinned.marks.get("txmq-open/half", -1)
+
+    def open_set(self) -> DataFrame:
+        """The transactions that the open set names."""
+        if self.open_set_version < 0:
+            return self.spark.sql("SELECT cast(null AS STRING) AS transaction_id WHERE false")
+        rows = self.table(_OPEN_SET).where("part = 'half'")
+        return rows.select("transaction_id").distinct()
 
     def changes(self, place: str) -> DataFrame:
         """What was appended by the commits that can still be read."""

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from txmq.verify.history import AddedFile, Commit, History
 from txmq.verify.report import SHOWN_ROWS, Findings
-from txmq.verify.store import PinnedStore
+from txmq.verify.store import OPEN_SET, PinnedStore
 from txmq.verify.tables import COMMIT_VERSION, PinnedTable
 
 # None of these changes a row in place; what a commit may remove is judged by its files.
@@ -135,7 +135,7 @@ def check_open_set(pinned: PinnedStore, open_ids: pa.ChunkedArray, findings: Fin
     newer = half.appended(("transaction_id", COMMIT_VERSION), version)["transaction_id"]
     missing = missing.filter(pc.invert(pc.is_in(missing, value_set=pc.unique(newer))))
     if len(missing):
-        detail = "is open, and state/open_transactions does not name it: nobody would ask"
+        detail = f"is open, and {OPEN_SET} does not name it: nobody would ask about it"
         findings.add("I30", len(missing), missing.slice(0, SHOWN_ROWS).to_pylist(), detail)
 
 

@@ -31,6 +31,7 @@ SIGNATURE = "signature"
 UNREAD_PREFIXES = ("SCHEDULE_TOPIC_",)
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
 _GROUP = "group_"
+OPEN_SET = "state/open_transactions"
 _OPEN_SET, _LOGS = "txmq-open/", ("half", "op", "settled")
 # Libraries in C++ end the process where they meet these.
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -160,8 +161,10 @@ class PinnedStore:
     @property
     def versions(self) -> dict[str, int]:
         """What was pinned."""
+        kept = self.open_set
         return {
             **self.registers,
+            **({} if kept is None else {OPEN_SET: kept.version}),
             **{name: table.version for name, table in sorted(self.tables.items())},
         }
 
@@ -193,10 +196,12 @@ class KeptOpenSet(NamedTuple):
     """What rechecks keep of the open transactions.
 
     Attributes:
+        version: of its table.
         versions, fingerprints: the commit of half, op and settled up to which it was read.
         ids: the transactions that it names.
     """
 
+    version: int
     versions: Mapping[str, int]
     fingerprints: Mapping[str, int]
     ids: pa.Array
@@ -204,7 +209,7 @@ class KeptOpenSet(NamedTuple):
     @classmethod
     def of(cls, location: str, options: Mapping[str, str]) -> KeptOpenSet | None:
         """Read it; None where there is none, or one that rechecks pass over."""
-        place = f"{location}/state/open_transactions"
+        place = f"{location}/{OPEN_SET}"
         if not tables.is_table(place, options):
             return None
         table = PinnedTable(place, options)
@@ -216,7 +221,7 @@ class KeptOpenSet(NamedTuple):
             return None
         versions = {name: table.mark(f"{_OPEN_SET}{name}") for name in _LOGS}
         prints = {name: table.mark(f"{_OPEN_SET}{name}-fingerprint") for name in _LOGS}
-        return cls(versions, prints, pc.unique(halves["transaction_id"]))
+        return cls(table.version, versions, prints, pc.unique(halves["transaction_id"]))
 
     def is_of(self, logs: Iterable[PinnedTable]) -> bool:
         """Tell whether these logs have the commits up to which it was read."""
