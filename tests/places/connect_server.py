@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -52,7 +53,7 @@ def connect_server(log: Path) -> Iterator[str]:
         *(text for pair in settings.items() for text in ("--conf", "=".join(pair))),
         "spark-internal",
     ]  # fmt: skip
-    environment = spark_environment()
+    environment = {**spark_environment(), "PYSPARK_PYTHON": sys.executable}
     with (
         log.open("w") as output,
         subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process,
