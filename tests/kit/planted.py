@@ -502,7 +502,9 @@ def not_in_the_open_set(vandal: Vandal, own_id: str) -> None:
     table = vandal.store.tables.open_set().refresh()
     rows = table.rows.read(table.files.all(), OPEN_SET.columns.names)
     rows = rows.filter(pc.not_equal(rows["transaction_id"], own_id))
-    table.writer.replace(rows, {"txmq-open/rows": rows.num_rows})
+    files = table.writer.new_files(rows)
+    marks = {open_set.FILES_MARK: open_set.name_print(file.path for file in files)}
+    table.writer.replace_files(files, marks)
 
 
 def topic_beyond_the_settled_log(vandal: Vandal, _: str) -> None:

@@ -12,8 +12,10 @@ start.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,7 +26,7 @@ import pyarrow.compute as pc
 
 from txmq.delta.file_rows import in_pieces
 from txmq.delta.files import DataFile
-from txmq.delta.log_files import commit_fingerprint
+from txmq.delta.log_files import commit_fingerprint, fingerprint_of
 from txmq.delta.reading import COMMIT_VERSION
 from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, StorageError
@@ -68,6 +70,7 @@ RUNS, TOPICS = _schema(_RUN_COLUMNS), _schema(_TOPIC_COLUMNS)
 _CLAIMS, _FACTS = _schema(SIGNED_COLUMNS), _schema(FACT_COLUMNS)
 _PARTS = {"half": RUNS, "topic": TOPICS, "claim": _CLAIMS, "fact": _FACTS}
 _MARK, _ENDED = "txmq-open/", "txmq-ended/"
+FILES_MARK = f"{_MARK}files"
 _LOGS = ("half", "op", "settled")
 _NO_SNAPSHOT = object()
 _UNKNOWN_VERSION = np.iinfo(np.int64).max
@@ -150,6 +153,7 @@ class OpenSetReader:
         self._set: OpenSet | None = None
         self._snapshots: tuple[object, ...] = (_NO_SNAPSHOT,) * len(_LOGS)
         self._rows_since = 0
+        self._kept_versions: tuple[int, ...] = ()
 
     @cached_property
     def _kept(self) -> Table:
@@ -175,15 +179,21 @@ class OpenSetReader:
             self._set, self._snapshots = after, tuple(log.log.snapshot for log in logs)
         return after
 
-    def keep(self) -> bool:
+    def keep(self, *, before_clean_up: bool = False) -> bool:
         """Write the set that was read last, if enough rows were read since; return whether it was.
 
         One commit, and one more for the first one. Another service may be faster: its set is as
         good. Where it cannot be written, a process that starts has more to read.
+
+        Args:
+            before_clean_up: write it after any commit, for who cleans the logs takes away from
+                where an older set could go on.
         """
-        if self._set is None or self._rows_since < KEEP_EVERY_ROWS:
+        if self._set is None or self._set.versions == self._kept_versions:
             return False
-        self._rows_since = 0
+        if self._rows_since < KEEP_EVERY_ROWS and not before_clean_up:
+            return False
+        self._rows_since, self._kept_versions = 0, self._set.versions
         try:
             self._write(self._set)
         except CommitRefusedError:
@@ -218,15 +228,14 @@ class OpenSetReader:
             fingerprint = commit_fingerprint(log, version)
             if fingerprint is None or fingerprint != marks.get(f"{_MARK}{name}-fingerprint"):
                 return None
-        rows = self._kept.rows.read(self._kept.files.all(), OPEN_SET.columns.names)
-        return self._of_rows(rows, versions, marks)
-
-    def _of_rows(
-        self, rows: pa.Table, versions: tuple[int, ...], marks: Mapping[str, int]
-    ) -> OpenSet | None:
-        if rows.num_rows != marks.get(f"{_MARK}rows"):
-            # Another program changed them.
+        files = self._kept.files.all()
+        if marks.get(FILES_MARK) != name_print(file.path for file in files):
+            # Another program changed its rows.
             return None
+        self._kept_versions = versions
+        return self._of_rows(self._kept.rows.read(files, OPEN_SET.columns.names), versions)
+
+    def _of_rows(self, rows: pa.Table, versions: tuple[int, ...]) -> OpenSet:
         parts = {name: rows.filter(pc.equal(rows[PART], name)) for name in (*_PARTS, "unread")}
         tables = [parts[name].select(schema.names) for name, schema in _PARTS.items()]
         ended = self._kept.log.marks(_ENDED)
@@ -344,17 +353,27 @@ class OpenSetReader:
     # --- write it down -----------------------------------------------------------------------
 
     def _write(self, after: OpenSet) -> None:
-        rows = _as_rows(after)
-        marks = {f"{_MARK}rows": rows.num_rows}
+        if not self._kept.exists():
+            self._tables.create_open_set()
+        kept = self._kept.refresh()
+        there = [kept.log.mark(f"{_MARK}{name}") or 0 for name in _LOGS]
+        if any(map(operator.gt, there, after.versions)):
+            # Another service has read more, or the logs were restored; that is seen by a search.
+            return
+        files = kept.writer.new_files(_as_rows(after))
+        marks = {FILES_MARK: name_print(file.path for file in files)}
         for name, log, version in zip(_LOGS, self._log_tables, after.versions, strict=True):
             fingerprint = commit_fingerprint(log, version)
             if fingerprint is None:
                 return
             marks |= {f"{_MARK}{name}": version, f"{_MARK}{name}-fingerprint": fingerprint}
         marks |= {f"{_ENDED}{state}": count for state, count in after.ended.items()}
-        if not self._kept.exists():
-            self._tables.create_open_set()
-        self._kept.refresh().writer.replace(rows, marks)
+        kept.writer.replace_files(files, marks)
+
+
+def name_print(paths: Iterable[str]) -> int:
+    """Return a number for the files that hold a set: no other commit has files of these names."""
+    return fingerprint_of(hashlib.sha256("\n".join(sorted(paths)).encode()).hexdigest())
 
 
 def _without_prefix(ended: Mapping[str, int]) -> dict[str, int]:

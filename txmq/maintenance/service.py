@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from txmq.check.open_set import KEEP_EVERY_ROWS, OpenSetReader
 from txmq.delta.log_files import clean_log, log_files
 from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, UnsupportedTableError
@@ -83,12 +84,16 @@ class Maintenance(OfOneProcess):
         self._clock = StoreClock(store, clock, hold_s=JUMP_HOLD_S)
         self._retention: Retention | None = None
         self._topic_retention: TopicRetention | None = None
+        self._open_set: OpenSetReader | None = None
         self._tables: dict[str, Table] = {}
         self._quiet_since_ms: dict[str, int] = {}
         self._swept_s = -math.inf
 
     def run_once(self) -> MaintenanceResult:
         """Do one round over all tables.
+
+        What is open is written down first, for log clean-up takes away from where an older set
+        could go on.
 
         Reads and writes: all tables. Commits: one for each table that has files to compact, those
         of `Retention.run` and one for each topic that loses old files; none where nothing is to
@@ -101,7 +106,8 @@ class Maintenance(OfOneProcess):
         Raises:
             StorageError: the folder of the store cannot be listed.
         """
-        result = self._attempt("retention", self._retain)
+        result = self._attempt("open transactions", self._keep_open_set)
+        result += self._attempt("retention", self._retain)
         result += self._attempt("topic retention", self._retain_topics)
         for path, table in self._all_tables():
             result += self._attempt(path, partial(self._look_after, path, table))
@@ -183,6 +189,21 @@ class Maintenance(OfOneProcess):
 
     # --- all tables -----------------------------------------------------------------------------
 
+    def _keep_open_set(self) -> MaintenanceResult:
+        """Write down what is open, before the clean-up takes the commits that say it.
+
+        Not in a small store: there a search of all halves is cheap.
+        """
+        if self._open_set is None:
+            logs = self.store.tables.logs(believes_unknown=True)
+            self._half = logs.half.table
+            self._open_set = OpenSetReader(logs, self.store.tables)
+        rows = sum(file.num_records for file in self._half.refresh().files.all())
+        if rows >= KEEP_EVERY_ROWS:
+            self._open_set.read()
+            self._open_set.keep(before_clean_up=True)
+        return MaintenanceResult()
+
     def _retain(self) -> MaintenanceResult:
         if self._retention is None:
             self._retention = Retention(self.store, self._clock)
@@ -221,7 +242,7 @@ class Maintenance(OfOneProcess):
                 logger.exception("maintenance of %s failed", name)
             # The failure may be one of these handles, so the next round opens new ones.
             self._tables.pop(name, None)
-            self._retention = self._topic_retention = None
+            self._retention = self._topic_retention = self._open_set = None
             return MaintenanceResult(failed={name: f"{type(error).__name__}: {error}"})
 
 

@@ -20,6 +20,7 @@ from txmq.errors import ConfigError, StorageError, StoreNotFoundError, shown
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify import tables
 from txmq.verify.arrays import UNSAID, Flags, Integers
+from txmq.verify.history import FINGERPRINT_DIGITS
 from txmq.verify.tables import NOTHING, IdRange, PinnedTable, table_names
 
 SIGNED = (
@@ -215,7 +216,7 @@ class KeptOpenSet(NamedTuple):
         table = PinnedTable(place, options)
         rows = table.rows(["part", "transaction_id"])
         halves = rows.filter(pc.equal(rows["part"], "half"))
-        is_whole = table.mark(f"{_OPEN_SET}rows") == rows.num_rows
+        is_whole = table.mark(f"{_OPEN_SET}files") == _name_print(table.file_names())
         has_all = not pc.any(pc.equal(rows["part"], "unread"), min_count=0).as_py()
         if not (is_whole and has_all):
             return None
@@ -230,6 +231,11 @@ class KeptOpenSet(NamedTuple):
             commit is not None and commit.fingerprint == self.fingerprints[name]
             for name, commit in commits.items()
         )
+
+
+def _name_print(paths: Iterable[str]) -> int:
+    digest = hashlib.sha256("\n".join(sorted(paths)).encode()).hexdigest()
+    return int(digest[:FINGERPRINT_DIGITS], 16)
 
 
 class GroupOffset(NamedTuple):

@@ -290,6 +290,10 @@ class PinnedTable:
         counts = (file.row_count for file in self._readable_files)
         return sum(math.inf if count is None else count for count in counts)
 
+    def file_names(self) -> Iterator[str]:
+        """Yield the path of each live file."""
+        return (file.path for file in self._live_files)
+
     def extents(self) -> Iterator[IdExtent]:
         """Yield which transactions are in the live files, by looking into each."""
         for file in self._readable_files:

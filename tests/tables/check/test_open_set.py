@@ -18,6 +18,8 @@ from txmq.check import open_set
 from txmq.check.open_set import HALF_COLUMNS, OpenSetReader, runs_of
 from txmq.check.open_transactions import OpenTransactions, open_transactions
 from txmq.check.recheck import RecheckJob
+from txmq.maintenance import service as maintenance
+from txmq.maintenance.service import Maintenance
 from txmq.message.lifecycle import Claim, ClaimKind, Fact, TransactionState
 from txmq.ops.admin.status import Admin
 from txmq.store.schemas import HALF
@@ -188,6 +190,10 @@ def lose_rows(world: CheckWorld) -> None:
     delta(world, OPEN_TRANSACTIONS).delete("part = 'half'")
 
 
+def change_rows(world: CheckWorld) -> None:
+    delta(world, OPEN_TRANSACTIONS).update({"transaction_id": "concat(transaction_id, 'x')"})
+
+
 def damage(world: CheckWorld) -> None:
     for path in data_files(world, OPEN_TRANSACTIONS):
         path.write_bytes(b"no Parquet")
@@ -205,7 +211,8 @@ def only_create(world: CheckWorld) -> None:
 
 
 HARM = {
-    "lost": lose, "rows are gone": lose_rows, "damaged": damage, "log is empty": empty_log,
+    "lost": lose, "rows are gone": lose_rows, "rows are others": change_rows, "damaged": damage,
+    "log is empty": empty_log,
     "killed before its first rows": only_create,
 }  # fmt: skip
 
@@ -317,6 +324,38 @@ def test_set_is_written_by_many_and_read_whole(world: CheckWorld) -> None:
 
     assert kept.ended[COMMITTED.value] == 6
     assert len(kept.ids) == 3
+
+
+def test_maintenance_writes_the_set_before_it_cleans_the_logs(
+    world: CheckWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "KEEP_EVERY_ROWS", 1)
+    store = world.store.with_settings(world.store.config.replace(log_reserved_time_s=1.0))
+    ids = world.prepare(3)
+    for _ in range(store.config.checkpoint_interval):
+        settle(world, world.prepare())
+    world.clock.advance(3_600)
+
+    result = Maintenance(store, clock=world.clock).run_once()
+
+    assert result.commits_cleaned
+    new = world.prepare()
+    monkeypatch.setattr(OpenSetReader, "_built", lambda _: pytest.fail("all halves are read"))
+    assert shown(world) == {*ids, *new}
+
+
+def test_older_set_does_not_replace_a_newer_one(world: CheckWorld) -> None:
+    behind, ahead = (OpenTransactions(world.store, world.clock) for _ in range(2))
+    world.prepare(2)
+    behind.read()
+    world.prepare(2)
+    ahead.read()
+    ahead.open_set.keep()
+    version = delta(world, OPEN_TRANSACTIONS).version()
+
+    behind.open_set.keep()
+
+    assert delta(world, OPEN_TRANSACTIONS).version() == version
 
 
 # --- runs -----------------------------------------------------------------------------------------
