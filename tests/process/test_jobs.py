@@ -200,7 +200,8 @@ def test_check_service_is_one_query_that_sparks_page_shows(
     assert QUERY in queries
     assert "asked 1, discarded 0" in said
     assert " INFO DAGScheduler" not in said
-    assert said.count("\n") < 200
+    # Spark tells of a query that is stopped while it plans by one long trace.
+    assert sum(not line.startswith(("\tat ", "\t...")) for line in said.splitlines()) < 30
 
 
 @pytest.mark.parametrize("run", [run_with_python, submit])
