@@ -399,8 +399,20 @@ class LiveFiles:
 
     def parts(self, columns: Sequence[str]) -> list[FilePart]:
         """Return all live files, each with its ranges of `columns`."""
+        return self._as_parts(range(len(self._log.snapshot.files)), columns)
+
+    def parts_holding(
+        self, column: str, values: pa.Array, columns: Sequence[str]
+    ) -> list[FilePart]:
+        """Do as `holding`, each file with its ranges of `columns`."""
+        if len(values) == 0:
+            return []
+        is_meant = covering(self._log.snapshot.bounds(column), values)
+        return self._as_parts([n for n, is_one in enumerate(is_meant) if is_one], columns)
+
+    def _as_parts(self, numbers: Sequence[int], columns: Sequence[str]) -> list[FilePart]:
+        """Return some of the live files, each with its ranges of `columns`."""
         snapshot = self._log.snapshot
-        files = snapshot.files
         bounds = {name: snapshot.bounds(name) for name in columns}
         return [
             FilePart(
@@ -408,7 +420,9 @@ class LiveFiles:
                 {name: pairs[number][0] for name, pairs in bounds.items()},
                 {name: pairs[number][1] for name, pairs in bounds.items()},
             )
-            for number, file in enumerate(self.as_files(files))
+            for number, file in zip(
+                numbers, self.as_files([snapshot.files[n] for n in numbers]), strict=True
+            )
         ]
 
     def as_files(self, files: Sequence[LiveFile]) -> list[DataFile]:

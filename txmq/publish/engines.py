@@ -55,15 +55,18 @@ class EngineChoice:
         self._spark = _spark_engine(spark, setting)
         self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
 
-    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
-        """Return the engine for the rows of one topic."""
+    def engine_for(self, topic: Table, size_bytes: int) -> PayloadEngine:
+        """Return the engine for bodies of this size; see also `fitting`."""
         # Only the Arrow engine can turn bodies into columns.
-        suits = _suits_spark(plan) and body_schema_in(topic) is None
-        if self._spark is None or self._setting == "arrow" or not suits:
+        if self._spark is None or self._setting == "arrow" or body_schema_in(topic) is not None:
             return self._arrow
-        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
+        if self._setting == "spark" or size_bytes >= self._spark_bytes:
             return self._spark
         return self._arrow
+
+    def fitting(self, engine: PayloadEngine, plan: Plan) -> PayloadEngine:
+        """Return the engine, or the Arrow engine for a plan that Spark cannot copy."""
+        return engine if engine is self._arrow or _suits_spark(plan) else self._arrow
 
 
 def _suits_spark(plan: Plan) -> bool:
@@ -97,6 +100,9 @@ def batch_bytes_of(publish_batch_bytes: int, threads: int) -> int:
 
 class ArrowEngine:
     """Streams the files through this process into one new file; holds a few record batches."""
+
+    # Each piece becomes a file.
+    plan_rows = 1
 
     def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
         """Bound each of the batches by `batch_bytes`, see `batch_bytes_of`."""
@@ -190,8 +196,8 @@ def _messages_in(
     """Yield the planned messages of a file, with a topic's column names, and their plan rows."""
     row_numbers = rows["row"].to_numpy()
     sources = _source_columns(file.table)
-    start = 0
-    for batch in _batches(file, list(sources.values()), batch_bytes, contents):
+    span = range(int(row_numbers[0]), int(row_numbers[-1]) + 1)
+    for start, batch in _batches(file, list(sources.values()), span, batch_bytes, contents):
         first, last = np.searchsorted(row_numbers, [start, start + batch.num_rows])
         if last > first:
             messages, numbers = batch, row_numbers[first:last] - start
@@ -199,7 +205,6 @@ def _messages_in(
             if not np.array_equal(numbers, np.arange(batch.num_rows)):
                 messages = batch.take(pa.array(numbers))
             yield _renamed(messages, sources), rows.slice(first, last - first)
-        start += batch.num_rows
 
 
 def _source_columns(table: Table) -> dict[str, str]:
@@ -208,11 +213,16 @@ def _source_columns(table: Table) -> dict[str, str]:
 
 
 def _batches(
-    file: PlanFile, columns: Sequence[str], batch_bytes: int, contents: Contents
-) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
+    file: PlanFile, columns: Sequence[str], numbers: range, batch_bytes: int, contents: Contents
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Read the row groups of a file with these rows, each batch with the number of its first row.
+
+    Raises: UnreadableFileError, whatever a damaged file leads to.
+    """
     try:
-        yield from file.table.rows.batches(file.file, columns, BATCH_ROWS, batch_bytes, contents)
+        yield from file.table.rows.batches_between(
+            file.file, columns, numbers, BATCH_ROWS, batch_bytes, contents
+        )
     except MemoryError:
         raise
     except Exception as error:

@@ -33,6 +33,8 @@ SPARK_PLAN_ROWS = 4_000_000
 class SparkEngine:
     """Spark reads the half files and writes the topic's files; this process holds no body."""
 
+    plan_rows = SPARK_PLAN_ROWS
+
     def __init__(self, spark: SparkSession | None) -> None:
         """Raise EnvironmentProblemError if there is no session, or none that can write topics."""
         if spark is None:
