@@ -40,6 +40,12 @@ _CHANGE_TYPE = "_change_type"
 Reduce = Callable[[pa.Table], pa.Table]
 
 
+class Shrink(NamedTuple):
+    """A Reduce that never keeps more than it was given: so it is given whole pieces."""
+
+    keep: Reduce
+
+
 # --- rows by the values of a column -------------------------------------------------------------
 
 
@@ -53,7 +59,11 @@ class RowSearch:
         self._unreadable: dict[str, tuple[float, str]] = {}
 
     def rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None = None
+        self,
+        column: str,
+        values: pa.Array,
+        columns: Sequence[str],
+        reduce: Reduce | Shrink | None = None,
     ) -> pa.Table:
         """Return all rows whose `column` is one of `values`; read only files that may hold them.
 
@@ -62,10 +72,10 @@ class RowSearch:
         """
         scan = _scan_of(column, columns, reduce)
         files = [f for f in self._files.holding(column, values) if self._holds(f, column, values)]
-        if reduce or sum(file.size_bytes for file in files) > WHOLE_FILES_BYTES:
+        if scan.is_greedy or sum(file.size_bytes for file in files) > WHOLE_FILES_BYTES:
             parts = [scan.keep(self._rows.read([], scan.columns))]
             # What is made of rows may be larger than they are, and bodies larger than their files.
-            for together in [[file] for file in files] if reduce else in_pieces(files):
+            for together in [[file] for file in files] if scan.is_greedy else in_pieces(files):
                 read = partial(self._matching, together, column, values, scan)
                 parts.append(read_again(self._name, read, path=together[0].path))
             return pa.concat_tables(parts)
@@ -102,7 +112,11 @@ class RowSearch:
     # Files that cannot be read.
 
     def readable_rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None = None
+        self,
+        column: str,
+        values: pa.Array,
+        columns: Sequence[str],
+        reduce: Reduce | Shrink | None = None,
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         """Do as `rows_of`, but set files aside that cannot be read, and return them.
 
@@ -119,7 +133,7 @@ class RowSearch:
         return rows, (*unreadable, *lost)
 
     def _readable_rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None
+        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | Shrink | None
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         if not self._unreadable:
             try:
@@ -182,18 +196,25 @@ class RowSearch:
 
 
 class _Scan(NamedTuple):
-    """What a search reads, what it keeps of each piece, and how many rows a piece has at most."""
+    """What a search reads, what it keeps of each piece, and how many rows a piece has at most.
+
+    Attributes:
+        is_greedy: whether what it keeps may be larger than the rows.
+    """
 
     columns: Sequence[str]
     keep: Reduce
     rows: int
+    is_greedy: bool = False
 
 
-def _scan_of(column: str, columns: Sequence[str], reduce: Reduce | None) -> _Scan:
+def _scan_of(column: str, columns: Sequence[str], reduce: Reduce | Shrink | None) -> _Scan:
     """Return how to search by `column`."""
     read_columns = columns if column in columns else [column, *columns]
+    if isinstance(reduce, Shrink):
+        return _Scan(read_columns, reduce.keep, PIECE_ROWS)
     if reduce:
-        return _Scan(read_columns, reduce, LARGE_FILE_ROWS)
+        return _Scan(read_columns, reduce, LARGE_FILE_ROWS, is_greedy=True)
     return _Scan(read_columns, lambda rows: rows.select(list(columns)), PIECE_ROWS)
 
 
