@@ -264,9 +264,9 @@ def _overlaps(groups: Groups, sequence: Integers, run_rows: Integers) -> Integer
     if groups.count().max(initial=0) <= 1:
         return np.zeros(len(groups.keys), dtype=np.int64)
     order = np.lexsort((sequence, groups.place))
-    place, begin = groups.place[order], sequence[order]
-    end = begin + run_rows[order]
-    is_overlap = (place[1:] == place[:-1]) & (begin[1:] < end[:-1])
+    # Other programs may write the smallest and the largest number that there is.
+    place, begin = groups.place[order], np.maximum(sequence[order], NO_SEQUENCE)
+    is_overlap = (place[1:] == place[:-1]) & (begin[1:] - run_rows[order][:-1] < begin[:-1])
     return np.bincount(place[1:][is_overlap], minlength=len(groups.keys)).astype(np.int64)
 
 
