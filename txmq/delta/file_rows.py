@@ -113,16 +113,25 @@ class FileRows:
         except (*STORAGE_ERRORS, pa.ArrowException) as error:
             raise failed_read(self._folder.name, error, file.path) from error
 
-    def pieces_of_part(self, part: FilePart, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the rows of a file or row group in their order, up to PIECE_ROWS at once.
+    def pieces_of_parts(
+        self, parts: Sequence[FilePart], columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of a file, or of some of its row groups, in pieces of PIECE_ROWS.
+
+        Row groups that are not larger than that come together; `columns` are narrow ones.
 
         Raises: OSError, ArrowException and whatever else a damaged file leads to.
         """
-        schema, stored = self._log.columns_of(columns), self._stored_names(columns)
-        row_groups = None if part.row_group is None else [part.row_group]
-        with self._source(part.file, NOTHING) as source:
-            for batch in record_batches(source, stored, PIECE_ROWS, BATCH_BYTES, row_groups):
-                yield with_partition(pa.table(batch), part.file, schema)
+        file, schema = parts[0].file, self._log.columns_of(columns)
+        stored = self._stored_names(columns)
+        numbers = [part.row_group for part in parts if part.row_group is not None]
+        with self._source(file, NOTHING) as source:
+            if numbers and sum(len(part.rows) for part in parts) <= PIECE_ROWS:
+                rows = _parquet(source).read_row_groups(numbers, stored)
+                yield with_partition(rows, file, schema)
+                return
+            for batch in record_batches(source, stored, PIECE_ROWS, BATCH_BYTES, numbers or None):
+                yield with_partition(pa.table(batch), file, schema)
 
     def read_stored(
         self,
@@ -227,21 +236,21 @@ class FileRows:
         A batch has up to `rows` rows, and fewer where they would be more than `batch_bytes`.
         `contents` are of `fetched_files`.
         """
-        numbered = self.batches_between(file, columns, None, rows, batch_bytes, contents)
+        numbered = self.batches_from(file, columns, 0, rows, batch_bytes, contents)
         yield from (batch for _, batch in numbered)
 
-    def batches_between(  # noqa: PLR0913, PLR0917 - as `batches`
+    def batches_from(  # noqa: PLR0913, PLR0917 - as `batches`
         self,
         file: DataFile,
         columns: Sequence[str],
-        numbers: range | None,
+        first: int,
         rows: int,
         batch_bytes: int = BATCH_BYTES,
         contents: Contents = NOTHING,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield as `batches`, each batch with the number of its first row in the file.
+        """Yield as `batches`, from the row group with the row `first` on.
 
-        With `numbers` without the row groups that have no row with one of these.
+        Each batch comes with the number of its first row in the file.
         """
         stored = self._stored_names(columns)
         if (small := self.small_files.rows(file.path)) is not None:
@@ -250,7 +259,7 @@ class FileRows:
             yield from zip(firsts, batches, strict=True)
             return
         with self._source(file, contents) as source:
-            yield from numbered_batches(source, stored, rows, batch_bytes, numbers=numbers)
+            yield from numbered_batches(source, stored, rows, batch_bytes, from_row=first)
 
     def windows(
         self, part: FilePart, columns: Sequence[str], size_bytes: int
@@ -427,11 +436,11 @@ def numbered_batches(  # noqa: PLR0913, PLR0917 - as `record_batches`
     rows: int,
     batch_bytes: int,
     row_groups: Sequence[int] | None = None,
-    numbers: range | None = None,
+    from_row: int = 0,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield as `record_batches`, each batch with the number of its first row in the file.
 
-    With `numbers` without the row groups that have no row with one of these.
+    Row groups that end before `from_row` are passed over.
     """
     # Without a buffer size, memory holds a whole column of a row group.
     reader = pq.ParquetFile(
@@ -441,8 +450,7 @@ def numbered_batches(  # noqa: PLR0913, PLR0917 - as `record_batches`
     for group in range(reader.metadata.num_row_groups):
         metadata = reader.metadata.row_group(group)
         end = first + metadata.num_rows
-        is_meant = row_groups is None or group in row_groups
-        if is_meant and (numbers is None or (first < numbers.stop and end > numbers.start)):
+        if end > from_row and (row_groups is None or group in row_groups):
             size = _batch_rows(metadata, columns, rows, batch_bytes)
             for batch in reader.iter_batches(
                 size, row_groups=[group], columns=columns, use_threads=False

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -26,6 +27,7 @@ from txmq.delta.file_rows import PIECE_ROWS
 from txmq.delta.files import DataFile, FilePart, UnreadableFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.reading import MOVED_ATTEMPTS
+from txmq.delta.schemas import TableSchema
 from txmq.delta.table import Table
 from txmq.errors import PayloadMissingError, StorageError
 from txmq.ground.columns import (
@@ -45,7 +47,7 @@ from txmq.ground.columns import (
 from txmq.message.lifecycle import DeliveryState, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.store.half import DELAY_COLUMNS, HalfLog, is_delayed
-from txmq.store.schemas import MICROSECONDS_UTC
+from txmq.store.schemas import HALF, MICROSECONDS_UTC
 from txmq.store.settled import ScheduleLog
 from txmq.store.topic import are_queues
 from txmq.store.topic_settings import MAX_QUEUE_NUMS
@@ -89,6 +91,8 @@ _HALF_COLUMNS = (
     "transaction_id", "sequence", "real_topic", "real_queue_id", "message_count", *DELAY_COLUMNS,
 )  # fmt: skip
 _SCHEDULE_COLUMNS = ("transaction_id", "sequence", "topic", "queue_id")
+# The plans of so many messages are kept; a row takes some 90 B.
+KEPT_ROWS = 1_000_000
 _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
@@ -121,6 +125,10 @@ class Plan:
             return self
         return self.only(is_missing)
 
+    def topics(self) -> set[str]:
+        """Return the topics that get messages."""
+        return set(pc.unique(self.rows["topic"]).to_pylist())
+
     def only(self, is_chosen: Any) -> Plan:
         """Return the plan with the rows for which `is_chosen` is true."""
         return replace(self, rows=self.rows.filter(is_chosen))
@@ -146,17 +154,18 @@ class Plan:
         )
 
 
+class NumberedPlan(NamedTuple):
+    """A plan, and the queue_offset of each of its messages."""
+
+    plan: Plan
+    offsets: Integers
+
+
 class PayloadEngine(Protocol):
-    """Copies the bodies of a plan into new files of a topic; 0 commits.
+    """Copies the bodies of plans into new files of a topic; 0 commits."""
 
-    Attributes:
-        plan_rows: pieces are put together until they have so many rows.
-    """
-
-    plan_rows: int
-
-    def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
-        """Write new files of `topic`; `offsets` holds the queue_offset of each row of the plan."""
+    def write(self, topic: Table, plans: Iterable[NumberedPlan], now_ms: int) -> list[NewFile]:
+        """Write new files of `topic` with the messages of plans that follow each other."""
         ...
 
 
@@ -165,6 +174,12 @@ class Place(NamedTuple):
 
     fact: int
     sequence: int = _FIRST
+
+    def next(self) -> Place:
+        """Return the place behind this one."""
+        if self.sequence == _LAST:
+            return Place(self.fact + 1)
+        return Place(self.fact, self.sequence + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +208,8 @@ class Piece:
 class Plans:
     """The messages that facts make visible, planned piece by piece.
 
-    The plan of a single piece is kept; several are planned again at each use. Safe for threads that
-    do not use the tables otherwise.
+    The plans of the first pieces are kept; the others are made again at each use. Safe for threads
+    that do not use the tables otherwise.
 
     Attributes:
         facts: those that were planned, in the order of their claims.
@@ -209,48 +224,37 @@ class Plans:
         self._search, self._pieces = search, look.pieces
         self.missing, self.unfit = look.problems(facts)
         self._is_out = _are_among(facts["transaction_id"], self.missing)
-        plan = look.plan if len(look.pieces) == 1 else None
-        self._plan = None if plan is None else plan.without(self._is_out)
+        self._plans = [plan.without(self._is_out) for plan in look.plans]
         self._lock = threading.Lock()
 
     @property
     def is_whole(self) -> bool:
         """Whether all is planned already."""
-        return self._plan is not None or not self._pieces
+        return len(self._plans) == len(self._pieces)
 
     def topics(self) -> list[str]:
         """Return the sorted names of the topics that get messages."""
-        if self._plan is not None:
-            return sorted(pc.unique(self._plan.rows["topic"]).to_pylist())
-        return sorted({topic for piece in self._pieces for topic in piece.topics})
+        topics = {topic for plan in self._plans for topic in plan.topics()}
+        return sorted(topics.union(*(piece.topics for piece in self._pieces[len(self._plans) :])))
 
     def size_bytes(self, topic: str) -> int:
         """Return how large the bodies for one topic are, about."""
         return sum(piece.topics.get(topic, 0) for piece in self._pieces)
 
-    def of_topic(self, topic: str, after: int = -1, rows: int = 1) -> Iterator[Plan]:
+    def of_topic(self, topic: str, after: int = -1) -> Iterator[Plan]:
         """Plan the messages of one topic whose op_version is above a mark, in their order.
 
-        Pieces are put together until they have so many `rows`; each plan has at least one.
-
-        Raises: as the search for messages. Commits: 0.
+        Each plan has at least one. Raises: as the search for messages. Commits: 0.
         """
-        waiting: list[Plan] = []
-        for piece in self._pieces:
-            if topic not in piece.topics:
-                continue
-            plan = self._planned(piece).of_topic(topic, after)
-            waiting += [plan] if plan.rows.num_rows else []
-            if sum(each.rows.num_rows for each in waiting) >= rows:
-                yield _merged(waiting)
-                waiting = []
-        if waiting:
-            yield _merged(waiting)
+        for number, piece in enumerate(self._pieces):
+            if topic in piece.topics:
+                plan = self._planned(number).of_topic(topic, after)
+                if plan.rows.num_rows:
+                    yield plan
 
-    def whole(self) -> Plan:
-        """Return the plan of the only piece."""
-        (piece,) = self._pieces or [Piece(Place(0), Place(0), 0, {})]
-        return self._planned(piece)
+    def first(self) -> Plan:
+        """Return the plan of the first piece; an empty one if there is none."""
+        return self._planned(0) if self._pieces else Plan([], _PLAN.empty_table())
 
     def owners(self, topic: str) -> set[str]:
         """Return the transactions with messages for a topic."""
@@ -269,9 +273,10 @@ class Plans:
         """Tell of each fact whether it is about one of these transactions."""
         return _are_among(self.facts["transaction_id"], transaction_ids)
 
-    def _planned(self, piece: Piece) -> Plan:
-        if self._plan is not None:
-            return self._plan
+    def _planned(self, number: int) -> Plan:
+        if number < len(self._plans):
+            return self._plans[number]
+        piece = self._pieces[number]
         with self._lock:
             part = self._search.part(self.facts, piece.begin, piece.end)
         if (count := part.plan.rows.num_rows) != piece.rows:
@@ -343,7 +348,7 @@ def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = Non
         what = f"messages of {len(lost):,} committed transactions cannot be read"
         next_step = f"restore them, first those of {first} ({problem}); no message is skipped"
         raise PayloadMissingError("half", f"{what}; {next_step}")
-    return plans.whole()
+    return plans.first()
 
 
 class _Look:
@@ -355,8 +360,9 @@ class _Look:
     def __init__(self, facts: int, given_up: Collection[str]) -> None:
         """Count nothing yet."""
         self.pieces: list[Piece] = []
-        # Of the piece that was looked at last.
-        self.plan = Plan([], _PLAN.empty_table())
+        # Of the first pieces.
+        self.plans: list[Plan] = []
+        self._kept_rows = 0
         self._given_up = given_up
         self._messages = np.zeros(facts, dtype=np.int64)
         self._message_count = np.full(facts, -1, dtype=np.int64)
@@ -366,7 +372,10 @@ class _Look:
 
     def add(self, part: _Part, begin: Place) -> None:
         """Add a piece."""
-        self.plan = part.plan
+        self._last = part.plan
+        self._kept_rows += part.plan.rows.num_rows
+        if self._kept_rows <= KEPT_ROWS or not self.pieces:
+            self.plans.append(part.plan)
         self.pieces.append(Piece.of(part.plan, begin, part.end))
         self._messages += np.bincount(part.messages, minlength=len(self._messages))
         np.maximum.at(self._message_count, part.heads[0], part.heads[1])
@@ -376,8 +385,10 @@ class _Look:
 
     def cut(self, facts: int) -> None:
         """Leave all but the first facts out of the last piece, which begins with one of these."""
-        self.plan = self.plan.only(pc.less(self.plan.rows["fact"], facts))
-        self.pieces[-1] = Piece.of(self.plan, self.pieces[-1].begin, Place(facts))
+        plan = self._last.only(pc.less(self._last.rows["fact"], facts))
+        self.pieces[-1] = Piece.of(plan, self.pieces[-1].begin, Place(facts))
+        if len(self.plans) == len(self.pieces):
+            self.plans[-1] = plan
 
     def problems(self, facts: pa.Table) -> tuple[dict[str, str], frozenset[str]]:
         """Find the transactions that lack messages.
@@ -411,7 +422,7 @@ def _topics(plan: Plan) -> dict[str, int]:
     return {topic: int(count * row_bytes) for topic, count in pairs}
 
 
-def _merged(plans: Sequence[Plan]) -> Plan:
+def merged(plans: Sequence[Plan]) -> Plan:
     """Join plans that follow each other; a file that several of them name is named once."""
     if len(plans) == 1:
         return plans[0]
@@ -499,7 +510,7 @@ class _Search:
         sources = [(self._half.table, _HALF_COLUMNS, "real_queue_id")]
         if self._schedule is not None and self._schedule.refresh().is_there:
             sources.insert(0, (self._schedule.table, _SCHEDULE_COLUMNS, "queue_id"))
-        plan = _merged([part.plan, *(deliveries.planned(*source) for source in sources)])
+        plan = merged([part.plan, *(deliveries.planned(*source) for source in sources)])
         rows = in_order(plan.rows, "fact", "sequence")
         lost = deliveries.lost()
         unfit = {name: text for name, text in deliveries.unfit.items() if name in lost}
@@ -509,27 +520,42 @@ class _Search:
 
 
 class _Selection:
-    """The messages between two places; where they are too many, the end comes nearer."""
+    """The messages between two places; when there are enough, the end comes nearer."""
 
-    def __init__(self, begin: Place, end: Place, rows: int | None) -> None:
-        """Select nothing yet; keep between `rows` and twice as many, or all."""
-        self.begin, self.end, self._rows = begin, end, rows
-        self._tables: list[pa.Table] = []
-        self._facts: list[Integers] = [np.arange(0, dtype=np.int64)]
-        self._count = 0
+    def __init__(self, begin: Place, stop: Place, rows: int | None) -> None:
+        """Select nothing yet; keep `rows`, up to half as many more, or all."""
+        self.begin, self._stop, self._rows = begin, stop, rows
+        self.begin_anew()
 
-    def begin_anew(self, schema: pa.Schema) -> None:
-        """Forget what was selected; rows have this schema."""
-        self._tables, self._facts, self._count = [schema.empty_table()], self._facts[:1], 0
+    def begin_anew(self) -> None:
+        """Forget what was selected."""
+        self._end, self._has_more, self._count = self._stop, False, 0
+        self._tables = [_row_schema(HALF, _HALF_COLUMNS).empty_table()]
+        self._facts = [np.arange(0, dtype=np.int64)]
 
-    def may_hold(self, span: _Span) -> bool:
+    @property
+    def end(self) -> Place:
+        """The place before which all is selected."""
+        return self._end if self._has_more else self._stop
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows are read before it is seen whether they are enough."""
+        return PIECE_ROWS if self._rows is None else self._rows
+
+    def may_take(self, span: _Span) -> bool:
         """Tell whether a span may hold messages between the places."""
-        return span.low < self.end and span.high >= self.begin
+        if span.low >= self._end:
+            self._has_more |= span.low < self._stop
+            return False
+        return span.high >= self.begin
 
     def add(self, rows: pa.Table, row: Integers, fact: Integers) -> None:
         """Select of these rows, each shown by a fact, those that are between the places."""
         sequence = integers(rows["sequence"], -1)[row]
-        is_between = _is_before(fact, sequence, self.end) & ~_is_before(fact, sequence, self.begin)
+        is_before_end = _is_before(fact, sequence, self._end)
+        is_between = is_before_end & ~_is_before(fact, sequence, self.begin)
+        self._has_more |= bool((_is_before(fact, sequence, self._stop) & ~is_before_end).any())
         if not is_between.all():
             row, fact = row[is_between], fact[is_between]
         if not np.array_equal(row, np.arange(rows.num_rows)):
@@ -537,7 +563,7 @@ class _Selection:
         self._tables.append(rows)
         self._facts.append(fact)
         self._count += len(fact)
-        if self._rows is not None and self._count > 2 * self._rows:
+        if self._rows is not None and self._count >= self._rows:
             self._cut(self._rows)
 
     def selected(self) -> tuple[pa.Table, Integers]:
@@ -547,13 +573,16 @@ class _Selection:
         return only(rows, is_first), fact[is_first]
 
     def _cut(self, count: int) -> None:
-        """Keep the first messages, in the order of the messages."""
+        """End behind the messages that there are, or behind the first ones of far too many."""
         rows, fact = self.selected()
         sequence = integers(rows["sequence"], -1)
-        if len(fact) > 2 * count:
-            order = np.lexsort((sequence, fact))
-            self.end = Place(int(fact[order[count]]), int(sequence[order[count]]))
-            is_before = _is_before(fact, sequence, self.end)
+        order = np.lexsort((sequence, fact))
+        last = Place(int(fact[order[-1]]), int(sequence[order[-1]]))
+        self._end = min(self._end, last.next())
+        if 2 * len(fact) > 3 * count:
+            self._end = Place(int(fact[order[count]]), int(sequence[order[count]]))
+            self._has_more = True
+            is_before = _is_before(fact, sequence, self._end)
             rows, fact = rows.filter(pa.array(is_before)), fact[is_before]
         self._tables, self._facts, self._count = [rows.combine_chunks()], [fact], len(fact)
 
@@ -587,13 +616,11 @@ def _messages_of(table: Table, facts: pa.Table, selection: _Selection) -> _Messa
     They are read again where an unreadable file was replaced.
     """
     by_id, numbers = Groups.of(facts["transaction_id"]), integers(facts["fact"], 0)
-    stop = selection.end
     for _ in range(MOVED_ATTEMPTS):
         files, spans = _spans(table, by_id, numbers)
-        selection.end = stop
-        selection.begin_anew(_row_schema(table, _HALF_COLUMNS))
+        selection.begin_anew()
         unreadable = []
-        for rows in _rows_of(table, spans, by_id.keys, _HALF_COLUMNS, selection.may_hold):
+        for rows in _rows_of(table, spans, by_id.keys, _HALF_COLUMNS, selection):
             if isinstance(rows, UnreadableFile):
                 unreadable.append(rows)
                 continue
@@ -740,7 +767,7 @@ class _Deliveries:
         """Read the messages with these addresses; again where an unreadable file was replaced."""
         for _ in range(MOVED_ATTEMPTS):
             files, spans = _spans(table, Groups(ids, np.arange(len(ids))), np.arange(len(ids)))
-            tables = [_row_schema(table, columns).empty_table()]
+            tables = [_row_schema(table.schema, columns).empty_table()]
             places, unreadable = [np.arange(0, dtype=np.int64)], []
             for rows in _rows_of(table, spans, ids, columns):
                 if isinstance(rows, UnreadableFile):
@@ -778,17 +805,20 @@ class _Span(NamedTuple):
 
     Attributes:
         number: of the file among those of the plan.
-        first_row: the number of its first row in the file.
         rows: how many it has, about; 0 if nobody knows.
         low, high: the first and the last place of a message in it.
     """
 
     number: int
     part: FilePart
-    first_row: int
     rows: int
     low: Place = Place(0)
     high: Place = Place(_LAST)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is read by itself: a row group, or a file of many or of unknown rows."""
+        return self.part.row_group is not None or not 0 < self.rows <= PIECE_ROWS
 
     def unreadable(self, problem: str) -> UnreadableFile:
         """Return it as a file that cannot be read."""
@@ -807,8 +837,8 @@ class _FoundRows(NamedTuple):
     place: Integers
 
 
-def _row_schema(table: Table, columns: Sequence[str]) -> pa.Schema:
-    fields = [table.schema.columns.field(name) for name in columns if name != "transaction_id"]
+def _row_schema(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
+    fields = [schema.columns.field(name) for name in columns if name != "transaction_id"]
     return pa.schema([*fields, *FILE_AND_ROW])
 
 
@@ -827,7 +857,7 @@ def _spans(
     columns = ("transaction_id", "sequence")
     parts = table.files.parts_holding("transaction_id", by_id.keys, columns)
     files = [part.file for part in parts]
-    spans = [_Span(number, part, 0, part.file.num_records) for number, part in enumerate(parts)]
+    spans = [_Span(number, part, part.file.num_records) for number, part in enumerate(parts)]
     if sum(file.num_records for file in files) <= PIECE_ROWS:
         return files, spans
     spans = [small for span in spans for small in _row_groups(table, span, columns)]
@@ -842,9 +872,7 @@ def _row_groups(table: Table, span: _Span, columns: Sequence[str]) -> Sequence[_
         groups = table.rows.row_groups(span.part, columns)
     except StorageError:
         return [span]
-    return [
-        _Span(span.number, group, group.rows.start, len(group.rows)) for group in groups or ()
-    ] or [span]
+    return [_Span(span.number, group, len(group.rows)) for group in groups or ()] or [span]
 
 
 def _in_order_of_places(
@@ -881,27 +909,37 @@ def _rows_of(
     spans: Sequence[_Span],
     ids: pa.Array,
     columns: Sequence[str],
-    may_hold: Callable[[_Span], bool] = lambda _: True,
+    selection: _Selection | None = None,
 ) -> Iterator[_FoundRows | UnreadableFile]:
     """Yield the rows of these transactions, some files at a time, and the unreadable files.
 
-    Rows of small files are read together: they fit into memory, and are many enough for one hash of
-    `ids`. A span is left out if it may hold nothing that is needed when its turn comes.
+    What is read together fits into memory, and is enough for one hash of `ids`. With a `selection`
+    a span is left out that may hold nothing for it when its turn comes.
     """
     together, count = list[_Span](), 0
+    enough = PIECE_ROWS if selection is None else selection.rows_at_once
     for span in spans:
-        if not may_hold(span):
-            continue
-        if span.rows > PIECE_ROWS or span.part.row_group is not None:
-            yield from _pieces_of(table, span, ids, columns)
+        if selection is not None and not selection.may_take(span):
             continue
         together.append(span)
         count += span.rows
-        if count >= max(PIECE_ROWS, len(ids)):
-            yield from _together(table, together, ids, columns)
+        if count >= max(enough, len(ids)) or not span.rows:
+            yield from _read(table, together, ids, columns)
             together, count = [], 0
     if together:
-        yield from _together(table, together, ids, columns)
+        yield from _read(table, together, ids, columns)
+
+
+def _read(
+    table: Table, spans: Sequence[_Span], ids: pa.Array, columns: Sequence[str]
+) -> Iterator[_FoundRows | UnreadableFile]:
+    """Read small files at once, and large ones each by itself."""
+    small = [span for span in spans if not span.is_large]
+    if small:
+        yield from _together(table, small, ids, columns)
+    large = [span for span in spans if span.is_large]
+    for _, parts in groupby(large, lambda span: span.number):
+        yield from _pieces_of(table, list(parts), ids, columns)
 
 
 def _together(
@@ -917,7 +955,7 @@ def _together(
         except Exception:  # noqa: BLE001, S110 - read again, file by file
             pass
         else:
-            yield _found(rows, numbers, counts, 0, ids)
+            yield _found_in_files(rows, numbers, counts, ids)
             return
     for span in spans:
         file = span.part.file
@@ -925,33 +963,47 @@ def _together(
         if rows is None:
             yield span.unreadable(problem)
         else:
-            yield _found(rows, [span.number], [rows.num_rows], 0, ids)
+            yield _found_in_files(rows, [span.number], [rows.num_rows], ids)
 
 
 def _pieces_of(
-    table: Table, span: _Span, ids: pa.Array, columns: Sequence[str]
+    table: Table, spans: Sequence[_Span], ids: pa.Array, columns: Sequence[str]
 ) -> Iterator[_FoundRows | UnreadableFile]:
-    """Read a large file or a row group piece by piece."""
-    first = span.first_row
+    """Read a large file, or some of its row groups, piece by piece."""
+    number, parts = spans[0].number, sorted((span.part for span in spans), key=_row_group)
+    # A file without row groups here has as many rows as it has.
+    numbers = np.concatenate([np.arange(part.rows.start, part.rows.stop) for part in parts])
+    first = 0
     try:
-        for rows in table.rows.pieces_of_part(span.part, columns):
-            yield _found(rows, [span.number], [rows.num_rows], first, ids)
+        for rows in table.rows.pieces_of_parts(parts, columns):
+            places = np.arange(first, first + rows.num_rows)
             first += rows.num_rows
+            row_numbers = numbers[places] if len(numbers) else places
+            yield _found(rows, np.full(rows.num_rows, number, np.int32), row_numbers, ids)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to
-        problem = f"{span.part.file.path}: {problem_of(error.__cause__ or error)}"
-        yield span.unreadable(problem)
+        problem = f"{parts[0].file.path}: {problem_of(error.__cause__ or error)}"
+        yield spans[0].unreadable(problem)
+
+
+def _row_group(part: FilePart) -> int:
+    return part.row_group or 0
+
+
+def _found_in_files(
+    rows: pa.Table, files: Sequence[int], counts: Sequence[int], ids: pa.Array
+) -> _FoundRows:
+    numbers = np.repeat(np.array(files, dtype=np.int32), counts)
+    firsts = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+    return _found(rows, numbers, np.arange(rows.num_rows) - firsts, ids)
 
 
 def _found(
-    rows: pa.Table, files: Sequence[int], counts: Sequence[int], first_row: int, ids: pa.Array
+    rows: pa.Table, numbers: np.ndarray[Any, Any], row_numbers: Integers, ids: pa.Array
 ) -> _FoundRows:
-    """Pick the rows of these transactions, and number them."""
+    """Pick the rows of these transactions, and number them: their files, and themselves in them."""
     place = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
-    numbers = np.repeat(np.array(files, dtype=np.int32), counts)
-    firsts = np.cumsum([0, *counts[:-1]])
-    row_numbers = first_row + np.arange(rows.num_rows) - np.repeat(firsts, counts)
     rows = rows.drop_columns(["transaction_id"])
     rows = rows.append_column("file", pa.array(numbers)).append_column("row", pa.array(row_numbers))
     is_needed = place >= 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,14 +29,14 @@ from txmq.errors import (
     UnreadableFileError,
 )
 from txmq.ground.clock import Clock
-from txmq.ground.columns import Flags, Integers, flags
+from txmq.ground.columns import Flags, flags
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.ground.results import Sum
 from txmq.ground.tasks import called, submitted
 from txmq.publish.announcement import PublishWatch
-from txmq.publish.engines import EngineChoice
-from txmq.publish.plan import PayloadEngine, Plan, Plans
+from txmq.publish.engines import EngineChoice, suits_spark
+from txmq.publish.plan import NumberedPlan, Plan, Plans
 from txmq.publish.progress import RESTORED
 from txmq.store.known import lost_by_others, problem_of_loss
 from txmq.store.settled import NOTHING
@@ -110,9 +111,9 @@ class Missing:
     after: int
     is_out: Flags
 
-    def pieces(self, rows: int = 1) -> Iterator[Plan]:
+    def pieces(self) -> Iterator[Plan]:
         """Plan them piece by piece, as `Plans.of_topic`."""
-        for plan in self.plans.of_topic(self.topic, self.after, rows):
+        for plan in self.plans.of_topic(self.topic, self.after):
             rest = plan.without(self.is_out)
             if rest.rows.num_rows:
                 yield rest
@@ -127,18 +128,18 @@ class _NewMessages:
     """Messages that are written and not committed.
 
     Attributes:
-        first: the plan of the first piece.
+        first: the plan of the first piece, alone.
         next_offsets: of each queue behind its last message.
     """
 
-    first: Plan
+    first: list[Plan]
     files: list[NewFile]
     next_offsets: dict[int, int]
 
     @property
     def first_version(self) -> int:
         """The op version of the first message."""
-        return int(pc.min(self.first.rows["op_version"]).as_py())
+        return int(pc.min(self.first[0].rows["op_version"]).as_py())
 
 
 class TopicWriter:
@@ -349,30 +350,32 @@ class TopicWriter:
         else:
             topic.add_files(new.files, new.next_offsets)
         reached(FailPoint.TOPIC_COMMITTED)
-        self._watch.published(topic.name, new.first, begun_ns)
+        self._watch.published(topic.name, new.first[0], begun_ns)
         count = sum(file.num_records for file in new.files)
         self.ends[topic.name] = end.appended(mark, count)
         return PublishResult(published=count, topic_commits=1)
 
     def _written(self, topic: TopicLog, missing: Missing) -> _NewMessages | None:
-        """Write the files of messages, piece by piece; None if there are no messages."""
-        engine = self._engines.engine_for(topic.table, missing.size_bytes())
-        new: _NewMessages | None = None
-        for plan in missing.pieces(engine.plan_rows):
-            new = new or _NewMessages(plan, [], {})
+        """Write the files of messages; None if there are no messages."""
+        new = _NewMessages([], [], {})
+        for is_for_spark, plans in groupby(self._numbered(topic, missing, new), suits_spark):
+            engine = self._engines.engine_for(
+                topic.table, missing.size_bytes(), is_for_spark=is_for_spark
+            )
+            new.files.extend(engine.write(topic.table, plans, self._clock.now_ms()))
+        return new if new.files else None
+
+    @staticmethod
+    def _numbered(topic: TopicLog, missing: Missing, new: _NewMessages) -> Iterator[NumberedPlan]:
+        """Plan the messages with their offsets; `new` says where they end."""
+        for plan in missing.pieces():
+            if not new.first:
+                new.first.append(plan)
             queues = pc.unique(plan.rows["queue_id"]).to_pylist()
             begin = {**topic.next_offsets(queues), **new.next_offsets}
             offsets, ends = offsets_in_order(plan.rows["queue_id"], begin)
             new.next_offsets.update(ends)
-            new.files.extend(self._copied(topic, engine, plan, offsets))
-        return new
-
-    def _copied(
-        self, topic: TopicLog, engine: PayloadEngine, plan: Plan, offsets: Integers
-    ) -> list[NewFile]:
-        """Write one piece."""
-        engine = self._engines.fitting(engine, plan)
-        return engine.write(topic.table, plan, pa.array(offsets), self._clock.now_ms())
+            yield NumberedPlan(plan, offsets)
 
     # --- transactions that cannot be written ------------------------------------------------------
 
@@ -393,9 +396,11 @@ class TopicWriter:
     ) -> None:
         """Write the messages of some transactions into files that no commit names."""
         plan = plan.without(~missing.plans.are_about(transaction_ids))
-        offsets = np.zeros(plan.rows.num_rows, dtype=np.int64)
-        engine = self._engines.engine_for(topic.table, missing.size_bytes())
-        files = self._copied(topic, engine, plan, offsets)
+        plans = [NumberedPlan(plan, np.zeros(plan.rows.num_rows, dtype=np.int64))]
+        engine = self._engines.engine_for(
+            topic.table, missing.size_bytes(), is_for_spark=suits_spark(plans[0])
+        )
+        files = engine.write(topic.table, plans, self._clock.now_ms())
         delete_files(topic.table.folder, [file.path for file in files])
 
     # --- opening ----------------------------------------------------------------------------------

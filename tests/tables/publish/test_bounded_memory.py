@@ -42,7 +42,7 @@ def test_publish_batch_bytes_bounds_what_is_copied_at_once(
     large: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents, sizes = send(large), []
-    read = FileRows.batches_between
+    read = FileRows.batches_from
 
     def noted(table: FileRows, *arguments: object) -> object:
         for first, batch in read(table, *arguments):  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_publish_batch_bytes_bounds_what_is_copied_at_once(
                 sizes.append(batch.nbytes)
             yield first, batch
 
-    monkeypatch.setattr(FileRows, "batches_between", noted)
+    monkeypatch.setattr(FileRows, "batches_from", noted)
     Publisher(large).run_once()
 
     assert max(sizes) * arrow_engine.BATCHES_OF_A_TOPIC <= large.config.publish_batch_bytes * 1.1
