@@ -43,7 +43,9 @@ if "dbutils" in globals():
 else:
     folder = tempfile.mkdtemp()
 # By default the check asks after 6 seconds; this notebook does not wait so long.
-store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
+store = Store.create(
+    f"{folder}/store", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+)
 incoming, booked = f"{folder}/incoming", f"{folder}/booked"
 columns = "payment_id string, amount int"
 spark.createDataFrame([], columns).write.format("delta").save(booked)

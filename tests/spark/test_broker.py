@@ -21,6 +21,7 @@ from txmq.store.store import Store
 GROUP = "orders-service"
 AT_ONCE = {
     "transaction_timeout_s": 0.001,
+    "transaction_renewal_max_s": 0.0,
     "transaction_check_interval_s": 0.001,
     "check_trigger_interval_s": 0.5,
     "publish_drain_s": 0.5,

@@ -19,7 +19,7 @@ ORDERS = str(Path("orders").absolute())
 spark = local_session("steps", for_minutes=True)
 spark.range(1).write.format("delta").save(ORDERS)
 # Asked about at once, and not after six seconds.
-store = Store.create("store", Config(transaction_timeout_s=0.001))
+store = Store.create("store", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0))
 listener = DeltaListener(ORDERS)
 with TransactionProducer(store, producer_group="orders", listener=listener) as producer:
     with producer.begin_transaction() as transaction:

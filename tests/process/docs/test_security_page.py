@@ -43,7 +43,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def filled(location: Path) -> Path:
     """A store in which each role has something to do."""
     # The broker writes into op when something is due that it has not looked at.
-    store = Store.create(location, Config(transaction_timeout_s=0.001))
+    store = Store.create(
+        location, Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+    )
     with TransactionProducer(store, producer_group=GROUP) as producer:
         producer.send([Message(TOPIC, b"visible"), Message(TOPIC, b"visible too")])
         transaction = producer.begin_transaction()

@@ -141,7 +141,9 @@ def test_everything_that_is_open_goes_on_when_the_credentials_are_taken_away(
 ) -> None:
     orders = f"{place}/orders"
     store = Store.create(
-        f"{place}/store", Config(transaction_timeout_s=0.001), storage_options=catalog.options
+        f"{place}/store",
+        Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0),
+        storage_options=catalog.options,
     )
     # What was lent for the store is nothing for this table: it gets a loan of its own.
     listener = DeltaListener(orders, storage_options=store.storage_options)

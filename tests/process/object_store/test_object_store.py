@@ -105,7 +105,9 @@ def test_messages_go_from_a_producer_to_a_consumer(lake: str) -> None:
 
 
 def test_messages_that_nobody_ended_are_checked(lake: str) -> None:
-    store = Store.create(f"{lake}/store", Config(transaction_timeout_s=0.001))
+    store = Store.create(
+        f"{lake}/store", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+    )
     orders = f"{lake}/orders"
     write_deltalake(orders, pa.table({"id": ["0"]}))
     listener = DeltaListener(orders)

@@ -39,7 +39,9 @@ def test_recheck_of_the_bundle_asks_the_listener_of_its_wheel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # What is sent is due at once.
-    store = Store.create(tmp_path / "store", Config(transaction_timeout_s=0.001))
+    store = Store.create(
+        tmp_path / "store", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+    )
     with TransactionProducer(store, producer_group=GROUP) as producer:
         saved, on_its_way = (producer.begin_transaction() for _ in range(2))
         for transaction in (saved, on_its_way):

@@ -76,7 +76,9 @@ def test_without_txmq_one_of_the_two_is_lost(
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_listener_of_the_page_answers_by_the_order(tmp_path: Path, *, is_saved: bool) -> None:
     # Asked about at once, and not after six seconds.
-    store = Store.create(tmp_path / "store", Config(transaction_timeout_s=0.001))
+    store = Store.create(
+        tmp_path / "store", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+    )
     saved: set[str] = set()
 
     def save_order(_order: object, transaction_id: str) -> None:
@@ -194,7 +196,9 @@ def test_own_listener_of_a_scheduled_recheck_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Asked about at once, and not after six seconds.
-    store = Store.create(tmp_path / "store", Config(transaction_timeout_s=0.001))
+    store = Store.create(
+        tmp_path / "store", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+    )
     exported, package = tmp_path / "exported", tmp_path / "acme"
     for folder in (exported, package):
         folder.mkdir()

@@ -71,7 +71,9 @@ def test_delta_write_without_the_marker_stays_and_its_message_is_rolled_back(
     tmp_path: Path, table: str
 ) -> None:
     # Asked about at once, and not after six seconds.
-    store = Store.create(tmp_path / "asked", Config(transaction_timeout_s=0.001))
+    store = Store.create(
+        tmp_path / "asked", Config(transaction_timeout_s=0.001, transaction_renewal_max_s=0.0)
+    )
     listener = DeltaListener(table)
     with producer_with(store, listener) as producer:
         transaction = prepared(producer)
