@@ -266,4 +266,4 @@ def test_a_half_file_that_goes_between_look_and_copy_parks_and_is_shown_once_it_
     Publisher(small_rounds).run_once()
 
     told = Admin(small_rounds).status()
-    assert (told.parked, [len(bodies(small_rounds, t)) for t in TOPICS]) == ({}, [6, 6])
+    assert (told.parked, [len(bodies(small_rounds, t)) for t in TOPICS]) == ((), [6, 6])
