@@ -379,6 +379,18 @@ class LiveFiles:
         pairs = zip(files, bounds, strict=True)
         return self.as_files([file for file, (_, high) in pairs if high is None or high > value])
 
+    def ranges_between(self, column: str, after: int, through: int) -> list[FileRange]:
+        """Return the files that may hold rows with `column` above `after` and up to `through`.
+
+        Each comes with its smallest and largest value of `column`.
+        """
+        meant = [
+            (file, (low, high))
+            for file, (low, high) in zip(*self._with_bounds(column), strict=True)
+            if (high is None or high > after) and (low is None or low <= through)
+        ]
+        return self._as_ranges([file for file, _ in meant], [bounds for _, bounds in meant])
+
     def up_to(self, column: str, value: int) -> list[DataFile]:
         """Return the files that may hold rows with `column` at `value` or below."""
         files, bounds = self._with_bounds(column)

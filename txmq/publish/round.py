@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,7 +26,6 @@ from txmq.errors import (
     TopicBehindError,
 )
 from txmq.ground.clock import Clock
-from txmq.ground.columns import integers
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.handles import is_survivable
 from txmq.message.names import SCHEDULE_TOPIC
@@ -230,15 +228,14 @@ class PublishRound:
                         break
         return result if goes_on else result + self._end_writing()
 
-    def _steps(self, after: int, through: int) -> list[int]:
+    def _steps(self, after: int, through: int) -> Iterator[int]:
         """Split a range into op versions with about `publish_batch_rows` facts between two."""
-        if through - after <= FIRST_SPAN_VERSIONS:
-            return [through]
-        facts = self._settled.between(after, through, ("op_version",))
-        versions = np.sort(integers(facts["op_version"], after))
         rows = self._store.config.publish_batch_rows
-        ends = np.unique(versions[rows - 1 :: rows])
-        return [*ends[ends < through].tolist(), through]
+        while through - after > FIRST_SPAN_VERSIONS:
+            after = self._settled.step(after, through, rows)
+            yield after
+        if after < through:
+            yield through
 
     def _publish_step(self, mark: int, *, goes_on: bool = False) -> PublishResult:
         """Plan what is missing up to a mark, or up to where it is `publish_batch_rows` messages.

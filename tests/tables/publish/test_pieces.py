@@ -267,3 +267,29 @@ def test_a_half_file_that_goes_between_look_and_copy_parks_and_is_shown_once_it_
 
     told = Admin(small_rounds).status()
     assert (told.parked, [len(bodies(small_rounds, t)) for t in TOPICS]) == ((), [6, 6])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    files=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=5),
+    after=st.integers(-1, 9),
+    rows=st.integers(1, 5),
+)
+def test_a_step_goes_on_and_ends_with_the_version_that_makes_it_full(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], after: int, rows: int
+) -> None:
+    store = Store.create(tmp_path_factory.mktemp("steps") / "store")
+    log = store.tables.settled_log(store.tables.table_at("op").log.table_id)
+    for number, versions in enumerate(files, 1):
+        some = [
+            {"transaction_id": "t", "state": COMMITTED, "op_version": version, "ordinal": place}
+            for place, version in enumerate(versions)
+        ]
+        log.table.writer.append(facts_table(some), app_id="test", number=number)
+    through = 10
+
+    step = log.step(after, through, rows)
+
+    all_versions = [version for versions in files for version in versions if version > after]
+    assert after < step <= through
+    assert sum(version < step for version in all_versions) < rows or step == after + 1
