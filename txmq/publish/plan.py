@@ -91,7 +91,7 @@ _HALF_COLUMNS = (
     "transaction_id", "sequence", "real_topic", "real_queue_id", "message_count", *DELAY_COLUMNS,
 )  # fmt: skip
 _SCHEDULE_COLUMNS = ("transaction_id", "sequence", "topic", "queue_id")
-# The plans of so many messages are kept; a row takes 75 B and its topic.
+# The plans of so many messages are kept; a row takes 60 B and its topic.
 KEPT_ROWS = 1_000_000
 _FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
