@@ -28,7 +28,7 @@ from txmq.store.store import Store
 # What one writer of a DataFrame puts into a file, and how far its numbers are from the next one's.
 FILE_ROWS, FILE_STEP = 125_000, 1 << 33
 # Bodies that repeat: so that the disk holds the largest transaction, not the publisher less.
-BODIES = 64
+BODIES = 16
 MOST_TIMES_THE_MEMORY = 1.3
 MOST_MIB = 1_500 / 1.048576
 
