@@ -27,8 +27,8 @@ from txmq.store.store import Store
 
 # What one writer of a DataFrame puts into a file, and how far its numbers are from the next one's.
 FILE_ROWS, FILE_STEP = 125_000, 1 << 33
-# Bodies that a codec makes small, so that no disk bounds the largest transaction. In memory they are
-# as large as others.
+# Bodies that a codec makes small, so that no disk bounds the largest transaction; in memory they
+# are as large as others.
 BODIES, PATTERN_BYTES = 64, 32
 MOST_TIMES_THE_MEMORY = 1.3
 MOST_MIB = 1_500 / 1.048576
