@@ -291,10 +291,11 @@ class FileRows:
                 metadata = pq.ParquetFile(source).metadata
             groups, first = [], 0
             for number in range(metadata.num_row_groups):
-                low, high = row_group_ranges(metadata, number, columns)
+                low, high, without_nulls = row_group_ranges(metadata, number, columns)
                 bounds = ({**part.low, **low}, {**part.high, **high})
                 rows = range(first, first + metadata.row_group(number).num_rows)
-                groups.append(FilePart(part.file, *bounds, number, rows))
+                without_nulls |= part.without_nulls
+                groups.append(FilePart(part.file, *bounds, number, rows, without_nulls))
                 first = rows.stop
             return groups
 

@@ -72,6 +72,7 @@ class FilePart:
 
     Attributes:
         rows: the numbers that the rows of a row group have in the file.
+        without_nulls: columns that are known to hold no null, of which ranges say nothing.
     """
 
     file: DataFile
@@ -79,6 +80,7 @@ class FilePart:
     high: Mapping[str, Any]
     row_group: int | None = None
     rows: range = range(0)
+    without_nulls: frozenset[str] = frozenset()
 
 
 def partition_columns(

@@ -411,7 +411,8 @@ class LiveFiles:
 
     def parts(self, columns: Sequence[str]) -> list[FilePart]:
         """Return all live files, each with its ranges of `columns`."""
-        return self._as_parts(range(len(self._log.snapshot.files)), columns)
+        snapshot = self._log.snapshot
+        return self._as_parts(snapshot, range(len(snapshot.files)), columns)
 
     def parts_holding(
         self, column: str, values: pa.Array, columns: Sequence[str]
@@ -419,22 +420,24 @@ class LiveFiles:
         """Do as `holding`, each file with its ranges of `columns`."""
         if len(values) == 0:
             return []
-        is_meant = covering(self._log.snapshot.bounds(column), values)
-        return self._as_parts([n for n, is_one in enumerate(is_meant) if is_one], columns)
-
-    def _as_parts(self, numbers: Sequence[int], columns: Sequence[str]) -> list[FilePart]:
-        """Return some of the live files, each with its ranges of `columns`."""
         snapshot = self._log.snapshot
+        is_meant = covering(snapshot.bounds(column), values)
+        return self._as_parts(snapshot, [n for n, is_one in enumerate(is_meant) if is_one], columns)
+
+    def _as_parts(
+        self, snapshot: Snapshot, numbers: Sequence[int], columns: Sequence[str]
+    ) -> list[FilePart]:
+        """Return some of the live files, each with its ranges of `columns`."""
         bounds = {name: snapshot.bounds(name) for name in columns}
+        files = [snapshot.files[number] for number in numbers]
         return [
             FilePart(
-                file,
+                data_file,
                 {name: pairs[number][0] for name, pairs in bounds.items()},
                 {name: pairs[number][1] for name, pairs in bounds.items()},
+                without_nulls=frozenset(name for name in columns if file.has_no_null(name)),
             )
-            for number, file in zip(
-                numbers, self.as_files([snapshot.files[n] for n in numbers]), strict=True
-            )
+            for number, file, data_file in zip(numbers, files, self.as_files(files), strict=True)
         ]
 
     def as_files(self, files: Sequence[LiveFile]) -> list[DataFile]:

@@ -225,6 +225,9 @@ class _FileReader:
             if last == len(numbers):
                 return
             self._batch = next(self._batches, None)
+        # Else the next message would take the offset of one that is not copied.
+        problem = f"it ends before row {int(numbers[-1]):,}"
+        raise UnreadableFileError(file.table.schema.name, file.file.path, problem)
 
     def _reach(self, file: PlanFile, row: int, contents: Contents) -> None:
         """Open a file at a row, if it is another one or the row was passed."""
@@ -323,7 +326,8 @@ def _from_thread(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     ready: queue.Queue[pa.Table | _End] = queue.Queue(READ_AHEAD_BATCHES)
     is_stopped = threading.Event()
     arguments = (tables, ready, is_stopped)
-    threading.Thread(target=_read, args=arguments, name="txmq-read-ahead", daemon=True).start()
+    thread = threading.Thread(target=_read, args=arguments, name="txmq-read-ahead", daemon=True)
+    thread.start()
     try:
         while not isinstance(item := ready.get(), _End):
             yield item
@@ -334,6 +338,8 @@ def _from_thread(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         # A reader that waits for room in the queue must see the flag.
         while not ready.empty():
             ready.get_nowait()
+        # It plans pieces, for which it uses the half log.
+        thread.join()
 
 
 @dataclass(frozen=True, slots=True)

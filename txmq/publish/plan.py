@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.failures import problem_of
+from txmq.delta.failures import problem_of, read_again
 from txmq.delta.file_rows import PIECE_ROWS
 from txmq.delta.files import DataFile, FilePart, UnreadableFile
 from txmq.delta.parquet import NewFile
@@ -142,6 +142,16 @@ class Plan:
     def used_files(self) -> list[PlanFile]:
         """Return the files that hold at least one of the messages."""
         return [self.files[number] for number in pc.unique(self.rows["file"]).to_pylist()]
+
+    def with_used_files(self) -> Plan:
+        """Return the plan without the files that hold none of the messages."""
+        numbers, number = np.unique(integers(self.rows["file"], 0), return_inverse=True)
+        if len(numbers) == len(self.files):
+            return self
+        place = self.rows.schema.get_field_index("file")
+        column = pa.array(number.astype(np.int32))
+        rows = self.rows.set_column(place, self.rows.schema.field(place), column)
+        return Plan([self.files[number] for number in numbers.tolist()], rows)
 
     def size_bytes(self) -> int:
         """Return the size of the files that hold the bodies, of each as much as rows are used."""
@@ -264,6 +274,12 @@ class Plans:
         """Return the transactions of the messages in a plan."""
         ids = self.facts["transaction_id"].take(pc.unique(plan.rows["fact"]))
         return list(pc.unique(ids).to_pylist())
+
+    def has_replaced(self, source: PlanFile, problem: str) -> bool:
+        """Tell whether another process replaced a file that could not be read."""
+        with self._lock:
+            unreadable = [UnreadableFile(source.file, None, None, problem)]
+            return source.table.search.has_replaced(unreadable)
 
     def no_facts(self) -> Flags:
         """Return a flag for each fact, false for all."""
@@ -489,7 +505,9 @@ class _Search:
         is_here = pc.less(some["fact"], messages.end.fact)
         delivered = some.filter(pc.and_(is_here, pc.equal(some["state"], DELIVERED)))
         part = _part_of(self._half.table, messages, shown)
-        return part if not delivered.num_rows else self._with_deliveries(part, delivered)
+        if delivered.num_rows:
+            part = self._with_deliveries(part, delivered)
+        return replace(part, plan=part.plan.with_used_files())
 
     def _last_fact(self, facts: pa.Table, begin: Place) -> int:
         """Return the number of the fact before which a piece ends that begins here.
@@ -549,6 +567,12 @@ class _Selection:
             self._has_more |= span.low < self._stop
             return False
         return span.high >= self.begin
+
+    def are_near(self, facts: Integers) -> Flags:
+        """Tell of each fact whether messages of it may be between the places."""
+        is_near: Flags = (facts >= self.begin.fact) & (facts <= self._end.fact)
+        self._has_more |= bool(((facts > self._end.fact) & (facts <= self._stop.fact)).any())
+        return is_near
 
     def add(self, rows: pa.Table, row: Integers, fact: Integers) -> None:
         """Select of these rows, each shown by a fact, those that are between the places."""
@@ -624,8 +648,10 @@ def _messages_of(table: Table, facts: pa.Table, selection: _Selection) -> _Messa
             if isinstance(rows, UnreadableFile):
                 unreadable.append(rows)
                 continue
-            row, fact = equal_pairs(rows.place, by_id.place, len(by_id.keys))
-            selection.add(rows.rows, row, numbers[fact])
+            # A transaction may have had many lives, each with all its messages.
+            near = np.flatnonzero(selection.are_near(numbers))
+            row, fact = equal_pairs(rows.place, by_id.place[near], len(by_id.keys))
+            selection.add(rows.rows, row, numbers[near][fact])
         if not unreadable or not table.search.has_replaced(unreadable):
             break
     return _Messages(files, *selection.selected(), unreadable, selection.end)
@@ -806,12 +832,14 @@ class _Span(NamedTuple):
     Attributes:
         number: of the file among those of the plan.
         rows: how many it has, about; 0 if nobody knows.
+        whole: its file.
         low, high: the first and the last place of a message in it.
     """
 
     number: int
     part: FilePart
     rows: int
+    whole: FilePart
     low: Place = Place(0)
     high: Place = Place(_LAST)
 
@@ -821,8 +849,8 @@ class _Span(NamedTuple):
         return self.part.row_group is not None or not 0 < self.rows <= PIECE_ROWS
 
     def unreadable(self, problem: str) -> UnreadableFile:
-        """Return it as a file that cannot be read."""
-        low, high = (each.get("transaction_id") for each in (self.part.low, self.part.high))
+        """Return its file as one that cannot be read: nobody knows which row groups can be."""
+        low, high = (each.get("transaction_id") for each in (self.whole.low, self.whole.high))
         return UnreadableFile(self.part.file, low, high, problem)
 
 
@@ -857,7 +885,7 @@ def _spans(
     columns = ("transaction_id", "sequence")
     parts = table.files.parts_holding("transaction_id", by_id.keys, columns)
     files = [part.file for part in parts]
-    spans = [_Span(number, part, part.file.num_records) for number, part in enumerate(parts)]
+    spans = [_Span(number, part, part.file.num_records, part) for number, part in enumerate(parts)]
     if sum(file.num_records for file in files) <= PIECE_ROWS:
         return files, spans
     spans = [small for span in spans for small in _row_groups(table, span, columns)]
@@ -872,7 +900,9 @@ def _row_groups(table: Table, span: _Span, columns: Sequence[str]) -> Sequence[_
         groups = table.rows.row_groups(span.part, columns)
     except StorageError:
         return [span]
-    return [_Span(span.number, group, len(group.rows)) for group in groups or ()] or [span]
+    return [_Span(span.number, group, len(group.rows), span.part) for group in groups or ()] or [
+        span
+    ]
 
 
 def _in_order_of_places(
@@ -889,8 +919,11 @@ def _in_order_of_places(
         first = bisect_left(names, low["transaction_id"]) if _is_text(low) else 0
         last = bisect_right(names, high["transaction_id"]) if _is_text(high) else len(names)
         if first < last:
+            has_nulls = "sequence" not in span.part.without_nulls
             begin = Place(int(firsts[first:last].min()), _sequence(low, _FIRST))
             end = Place(int(lasts[first:last].max()), _sequence(high, _LAST))
+            # A null stands before all numbers, and ranges do not tell of it.
+            begin = Place(begin.fact) if has_nulls else begin
             placed.append(span._replace(low=begin, high=end))
     return sorted(placed, key=lambda span: span.low)
 
@@ -975,7 +1008,7 @@ def _pieces_of(
     numbers = np.concatenate([np.arange(part.rows.start, part.rows.stop) for part in parts])
     first = 0
     try:
-        for rows in table.rows.pieces_of_parts(parts, columns):
+        for rows in _read_again(table, parts, columns):
             places = np.arange(first, first + rows.num_rows)
             first += rows.num_rows
             row_numbers = numbers[places] if len(numbers) else places
@@ -985,6 +1018,16 @@ def _pieces_of(
     except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to
         problem = f"{parts[0].file.path}: {problem_of(error.__cause__ or error)}"
         yield spans[0].unreadable(problem)
+
+
+def _read_again(
+    table: Table, parts: Sequence[FilePart], columns: Sequence[str]
+) -> Iterable[pa.Table]:
+    """Read parts of a file; few rows once more after an error that may pass."""
+    if 0 < sum(len(part.rows) for part in parts) <= PIECE_ROWS:
+        name = table.schema.name
+        return read_again(name, lambda: list(table.rows.pieces_of_parts(parts, columns)))
+    return table.rows.pieces_of_parts(parts, columns)
 
 
 def _row_group(part: FilePart) -> int:

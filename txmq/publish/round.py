@@ -286,22 +286,27 @@ class PublishRound:
     def _plans(self, facts: pa.Table, after: int) -> Plans:
         """Plan these facts; set aside the transactions that make planning fail."""
         rows = self._store.config.publish_batch_rows
+
+        def plan_some(some_ids: Collection[str]) -> Plans:
+            some = facts_about(facts, some_ids)
+            return plans_of(self._half, some, self._schedule, piece_rows=rows)
+
         try:
             return plans_of(self._half, facts, self._schedule, piece_rows=rows)
         except NOBODYS_FAULT:
             raise
         except Exception:
-
-            def plan_some(some_ids: Collection[str]) -> Plans:
-                some = facts_about(facts, some_ids)
-                return plans_of(self._half, some, self._schedule, piece_rows=rows)
-
-            ids = pc.unique(facts["transaction_id"]).to_pylist()
-            problems = culprits(ids, plan_some)
-            if not problems:
-                raise
-            self._waiting.keep_problems(problems, after)
-            return plan_some({*ids} - problems.keys())
+            ids = set(pc.unique(facts["transaction_id"]).to_pylist())
+            while problems := culprits(list(ids), plan_some):
+                self._waiting.keep_problems(problems, after)
+                ids -= problems.keys()
+                try:
+                    return plan_some(ids)
+                except NOBODYS_FAULT:
+                    raise
+                except Exception:  # noqa: BLE001, S112 - others came to light in a later piece
+                    continue
+            raise
 
     def _end_writing(self) -> PublishResult:
         """Wait until the topics of the last step are written; then advance to its mark."""

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.files import UnreadableFile
 from txmq.delta.log_files import commit_fingerprint, delete_files
 from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import MARKS_PROPERTY
@@ -473,10 +472,8 @@ def _owners_of_file(missing: Missing, error: UnreadableFileError) -> dict[str, s
     owners: dict[str, str] = {}
     for plan in missing.pieces():
         numbers = [n for n, source in enumerate(plan.files) if source.file.path == error.path]
-        sources = [plan.files[number] for number in numbers]
         problem = str(error)
-        files = [UnreadableFile(source.file, None, None, problem) for source in sources]
-        if any(s.table.search.has_replaced([f]) for s, f in zip(sources, files, strict=True)):
+        if any(missing.plans.has_replaced(plan.files[number], problem) for number in numbers):
             return {}
         is_in_file = pc.is_in(plan.rows["file"], value_set=pa.array(numbers, pa.int32()))
         owners |= dict.fromkeys(missing.plans.owners_in(plan.only(is_in_file)), problem)

@@ -48,7 +48,7 @@ class SparkEngine:
 
     def _written(self, topic: Table, plan: Plan, offsets: Integers, now_ms: int) -> list[NewFile]:
         numbered = plan.rows.append_column("queue_offset", pa.array(offsets))
-        half = plan.files[0].table
+        half = plan.used_files()[0].table
         half_files = [source.file for source in plan.files]
         files: list[NewFile] = []
         for job in _spark_jobs(half_files, numbered):

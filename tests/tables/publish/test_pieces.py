@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -81,9 +83,18 @@ TRANSACTION = st.fixed_dictionaries(
         ),
         "cut": st.integers(1, 9),
         "is_doubled": st.booleans(),
+        "null_at": st.none() | st.integers(0, 8),
         "group_rows": st.integers(1, 4),
     }
 )
+
+
+def without_sequence(rows: pa.Table, place: int | None) -> pa.Table:
+    """As another program may write them."""
+    is_null = pa.array([number == place for number in range(rows.num_rows)], pa.bool_())
+    values = pc.if_else(is_null, pa.scalar(None, pa.int64()), rows["sequence"])
+    column = rows.schema.get_field_index("sequence")
+    return rows.set_column(column, rows.schema.field(column), values)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +108,7 @@ def written(store: Store, drawn: Sequence[dict[str, Any]], gaps: Sequence[int]) 
     group_rows = drawn[0]["group_rows"]
     for one in drawn:
         number = next(NUMBERS)
-        rows = half_rows(number, one["messages"])
+        rows = without_sequence(half_rows(number, one["messages"]), one["null_at"])
         parts[0].append(rows.slice(0, one["cut"]))
         parts[1].append(rows.slice(0 if one["is_doubled"] else one["cut"]))
         facts += [{"transaction_id": transaction_id(number), "state": s} for s in one["states"]]
@@ -136,7 +147,7 @@ def test_pieces_together_are_the_whole(  # noqa: PLR0913, PLR0917
         pieces = plans_of(half, facts, piece_rows=piece_rows, is_all=True)
         steps = list(plans_step_by_step(half, facts, piece_rows))
 
-        assert (pieces.missing, pieces.through) == (whole.missing, None) == ({}, None)
+        assert (pieces.missing, pieces.through) == (whole.missing, None)
         assert of_all_topics(pieces) == of_all_topics(whole)
         for topic in whole.topics():
             stepwise = [row for one in steps for row in shown(list(one.of_topic(topic)))]
@@ -171,6 +182,42 @@ def test_a_lost_half_is_missed_whichever_piece_it_is_in(store: Store) -> None:
 
         assert list(plans.missing) == [transaction_id(number)]
         assert of_all_topics(plans) == []
+
+
+@pytest.mark.parametrize(("damaged", "piece_rows"), [((2,), 100), ((0, 2), 3), ((2,), 3)])
+def test_a_dead_letter_is_not_shown_in_part_beside_a_damaged_row_group(
+    store: Store, monkeypatch: pytest.MonkeyPatch, damaged: tuple[int, ...], piece_rows: int
+) -> None:
+    monkeypatch.setattr(plan, "PIECE_ROWS", 1)
+    table, (first, second) = store.tables.table_at("half"), (next(NUMBERS), next(NUMBERS))
+    rows = half_rows(second, 8)
+    large = half_file(table, pa.concat_tables([half_rows(first, 8), rows.slice(0, 4)]), 4)
+    others = half_file(table, rows.slice(4), 4)
+    table.writer.append_files([large, others], app_id="test", number=1)
+    for group in damaged:
+        spoil(Path(store.location, "half", large.path), group)
+    facts = facts_table(
+        [
+            {"transaction_id": transaction_id(n), "state": DISCARDED, "op_version": 1, "ordinal": n}
+            for n in (first, second)
+        ]
+    )
+
+    plans = plans_of(store.tables.half_log(), facts, piece_rows=piece_rows, is_all=True)
+
+    waiting = {transaction_id(second)} | ({transaction_id(first)} if 0 in damaged else set())
+    assert waiting <= set(plans.missing)
+    assert len(of_all_topics(plans)) == 8 * (2 - len(plans.missing))
+
+
+def spoil(path: Path, group: int) -> None:
+    """Overwrite the pages of one row group; the footer stays."""
+    metadata, content = pq.read_metadata(path).row_group(group), bytearray(path.read_bytes())
+    for chunk in map(metadata.column, range(metadata.num_columns)):
+        begin = chunk.dictionary_page_offset or chunk.data_page_offset
+        size_bytes = chunk.total_compressed_size
+        content[begin : begin + size_bytes] = b"\xff" * size_bytes
+    path.write_bytes(content)
 
 
 def test_deliveries_are_planned_in_pieces(store: Store) -> None:

@@ -531,9 +531,10 @@ def planned_give_up(store: Store, transaction_id: str, reason: str) -> OperatorR
 def messages_by_topic(rows: pa.Table) -> dict[str, int]:
     """Count the messages that the summaries of one transaction name for each topic."""
     rows = rows.filter(pc.is_valid(rows["real_topic"]))
-    # A retried append wrote its rows twice; they count once.
-    runs = rows.group_by(["sequence", "real_topic", RUN_ROWS]).aggregate([])
-    counts = Counter[str]()
-    for row in python_rows(runs):
-        counts[row["real_topic"]] += row[RUN_ROWS]
+    counts, ends = Counter[str](), dict[str, int]()
+    for row in python_rows(rows.sort_by("sequence")):
+        # A retried append wrote its rows twice; they count once.
+        topic, begin = row["real_topic"], max(row["sequence"] or 0, ends.get(row["real_topic"], 0))
+        ends[topic] = max(begin, (row["sequence"] or 0) + row[RUN_ROWS])
+        counts[topic] += ends[topic] - begin
     return dict(sorted(counts.items()))
