@@ -263,24 +263,27 @@ class TableChanges:
         """
         return self.read_first(start, end, columns)[0]
 
-    def read_first(
+    def read_first(  # noqa: PLR0913 - as `read`, and where to end
         self,
         start: int,
         end: int,
         columns: Sequence[str],
         enough_rows: int | None = None,
         cure: str | None = None,
+        *,
+        refuses_removals: bool = False,
     ) -> tuple[pa.Table, int]:
         """Do as `read`, up to the version with which there are enough rows; return it, too.
 
-        With a `cure`, for the error text, a commit that lost its content is an error, too.
+        With a `cure`, for the error text, a commit that lost its content is an error, too; where it
+        `refuses_removals`, one by which another program removed rows.
         """
         schema = pa.schema([self._schema.columns.field(name) for name in columns])
         full = schema.append(pa.field(COMMIT_VERSION, pa.int64()))
         parts, version = [full.empty_table()], end
         if start <= end:
             self._reach(end)
-        commits = self._inserted_by(start, end, cure)
+        commits = self._inserted_by(start, end, cure, refuses_removals=refuses_removals)
         for window in read_together(commits, enough_rows):
             parts.append(self._rows(window, columns))
             version = window[-1].version
@@ -293,9 +296,10 @@ class TableChanges:
 
         They come as `pieces` of their files: memory holds one.
 
-        Raises: StorageError where a commit is not there any more, or another program removed rows.
+        Raises: StorageError where a commit is not there any more or lost its content, or another
+            program removed rows.
         """
-        commits = self._inserted_by(start, end, None, refuses_removals=True)
+        commits = self._inserted_by(start, end, "search anew", refuses_removals=True)
         for window in read_together(commits, PIECE_ROWS):
             if any(commit.changed for commit in window):
                 yield self._rows(window, columns)
