@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -486,6 +487,7 @@ class _Search:
     def __init__(self, half: HalfLog, schedule: ScheduleLog | None, piece_rows: int | None) -> None:
         """Read nothing yet."""
         self._half, self._schedule, self._piece_rows = half, schedule, piece_rows
+        self._reaches: dict[str, _Reach] = {}
 
     def part(self, facts: pa.Table, begin: Place, end: Place | None = None) -> _Part:
         """Plan the messages from `begin` to before `end`, or as many as a piece has.
@@ -501,7 +503,10 @@ class _Search:
         some = facts.slice(begin.fact, count).append_column("fact", numbers)
         shown = some.filter(pc.is_in(some["state"], value_set=pa.array(SHOWN_STATES)))
         selection = _Selection(begin, stop, None if end else self._piece_rows)
-        messages = _messages_of(self._half.table, shown, selection)
+        messages = _messages_of(self._half.table, shown, selection, self._reaches)
+        if begin == Place(0) and stop.fact == facts.num_rows:
+            # What was read of all facts: the next pieces need not read a file again in vain.
+            self._reaches |= messages.reaches
         is_here = pc.less(some["fact"], messages.end.fact)
         delivered = some.filter(pc.and_(is_here, pc.equal(some["state"], DELIVERED)))
         part = _part_of(self._half.table, messages, shown)
@@ -616,6 +621,17 @@ def _is_before(fact: Integers, sequence: Integers, place: Place) -> Flags:
     return is_before
 
 
+class _Reach(NamedTuple):
+    """The first and the last place of a message in a file; without one the last is the first."""
+
+    low: Place
+    high: Place
+
+
+_NOWHERE = _Reach(Place(_LAST), Place(-1))
+_NO_REACHES: Mapping[str, _Reach] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class _Messages:
     """Messages of some transactions, once for each fact that shows them.
@@ -625,6 +641,7 @@ class _Messages:
         rows: the messages, each with the number of its file and of its row in it.
         fact: of each message.
         end: the place before which they stand.
+        reaches: what each file that was read holds of these facts, by its path.
     """
 
     files: Sequence[DataFile]
@@ -632,18 +649,23 @@ class _Messages:
     fact: Integers
     unreadable: Sequence[UnreadableFile]
     end: Place
+    reaches: Mapping[str, _Reach]
 
 
-def _messages_of(table: Table, facts: pa.Table, selection: _Selection) -> _Messages:
+def _messages_of(
+    table: Table, facts: pa.Table, selection: _Selection, reaches: Mapping[str, _Reach]
+) -> _Messages:
     """Read the halves that facts about whole transactions show.
 
-    They are read again where an unreadable file was replaced.
+    They are read again where an unreadable file was replaced. `reaches` tells more of files than
+    their statistics do.
     """
     by_id, numbers = Groups.of(facts["transaction_id"]), integers(facts["fact"], 0)
     for _ in range(MOVED_ATTEMPTS):
-        files, spans = _spans(table, by_id, numbers)
+        files, spans = _spans(table, by_id, numbers, reaches)
         selection.begin_anew()
         unreadable = []
+        seen = dict[str, _Reach]()
         for rows in _rows_of(table, spans, by_id.keys, _HALF_COLUMNS, selection):
             if isinstance(rows, UnreadableFile):
                 unreadable.append(rows)
@@ -652,9 +674,29 @@ def _messages_of(table: Table, facts: pa.Table, selection: _Selection) -> _Messa
             near = np.flatnonzero(selection.are_near(numbers))
             row, fact = equal_pairs(rows.place, by_id.place[near], len(by_id.keys))
             selection.add(rows.rows, row, numbers[near][fact])
+            if _are_many(files):
+                seen |= _reaches_of(rows, files, by_id, numbers)
         if not unreadable or not table.search.has_replaced(unreadable):
             break
-    return _Messages(files, *selection.selected(), unreadable, selection.end)
+    selected = selection.selected()
+    return _Messages(files, *selected, unreadable, selection.end, seen)
+
+
+def _reaches_of(
+    rows: _FoundRows, files: Sequence[DataFile], by_id: Groups, numbers: Integers
+) -> dict[str, _Reach]:
+    """Tell of the whole files that were read which facts they hold halves of."""
+    reaches = {files[number].path: _NOWHERE for number in rows.files}
+    groups = Groups(by_id.keys, by_id.place)
+    firsts, lasts = groups.smallest(numbers, _LAST), groups.largest(numbers, -1)
+    file = integers(rows.rows["file"], 0)
+    order = np.argsort(file, kind="stable")
+    present, begins = np.unique(file[order], return_index=True)
+    for number, places in zip(present, np.split(rows.place[order], begins[1:]), strict=True):
+        if number in rows.files:
+            low, high = int(firsts[places].min()), int(lasts[places].max())
+            reaches[files[number].path] = _Reach(Place(low), Place(high, _LAST))
+    return reaches
 
 
 def _part_of(table: Table, messages: _Messages, facts: pa.Table) -> _Part:
@@ -859,10 +901,12 @@ class _FoundRows(NamedTuple):
 
     Attributes:
         place: of each row the number of its transaction.
+        files: the numbers of the files that were read as a whole.
     """
 
     rows: pa.Table
     place: Integers
+    files: Sequence[int] = ()
 
 
 def _row_schema(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
@@ -871,7 +915,7 @@ def _row_schema(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
 
 
 def _spans(
-    table: Table, by_id: Groups, numbers: Integers
+    table: Table, by_id: Groups, numbers: Integers, reaches: Mapping[str, _Reach] = _NO_REACHES
 ) -> tuple[Sequence[DataFile], Sequence[_Span]]:
     """Find the files that may hold these transactions.
 
@@ -881,15 +925,21 @@ def _spans(
         table: half or the schedule.
         by_id: the transactions of facts.
         numbers: of these facts.
+        reaches: what is known of files by their rows.
     """
     columns = ("transaction_id", "sequence")
     parts = table.files.parts_holding("transaction_id", by_id.keys, columns)
     files = [part.file for part in parts]
     spans = [_Span(number, part, part.file.num_records, part) for number, part in enumerate(parts)]
-    if sum(file.num_records for file in files) <= PIECE_ROWS:
+    if not _are_many(files):
         return files, spans
     spans = [small for span in spans for small in _row_groups(table, span, columns)]
-    return files, _in_order_of_places(spans, by_id, numbers)
+    return files, _in_order_of_places(spans, by_id, numbers, reaches)
+
+
+def _are_many(files: Sequence[DataFile]) -> bool:
+    """Tell whether files have so many rows that it pays to read some of them in order."""
+    return sum(file.num_records for file in files) > PIECE_ROWS
 
 
 def _row_groups(table: Table, span: _Span, columns: Sequence[str]) -> Sequence[_Span]:
@@ -906,7 +956,7 @@ def _row_groups(table: Table, span: _Span, columns: Sequence[str]) -> Sequence[_
 
 
 def _in_order_of_places(
-    spans: Sequence[_Span], by_id: Groups, numbers: Integers
+    spans: Sequence[_Span], by_id: Groups, numbers: Integers, reaches: Mapping[str, _Reach]
 ) -> Sequence[_Span]:
     """Order spans by the first place that each may hold; leave out those that hold none."""
     order = pc.array_sort_indices(by_id.keys).to_numpy()
@@ -924,6 +974,8 @@ def _in_order_of_places(
             end = Place(int(lasts[first:last].max()), _sequence(high, _LAST))
             # A null stands before all numbers, and ranges do not tell of it.
             begin = Place(begin.fact) if has_nulls else begin
+            reach = reaches.get(span.part.file.path, _Reach(begin, end))
+            begin, end = max(begin, reach.low), min(end, reach.high)
             placed.append(span._replace(low=begin, high=end))
     return sorted(placed, key=lambda span: span.low)
 
@@ -1039,7 +1091,7 @@ def _found_in_files(
 ) -> _FoundRows:
     numbers = np.repeat(np.array(files, dtype=np.int32), counts)
     firsts = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
-    return _found(rows, numbers, np.arange(rows.num_rows) - firsts, ids)
+    return _found(rows, numbers, np.arange(rows.num_rows) - firsts, ids)._replace(files=files)
 
 
 def _found(
