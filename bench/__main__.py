@@ -27,6 +27,7 @@ from bench import (
     gone_processes,
     growth,
     idle,
+    large,
     latency,
     listeners,
     one_row_commits,
@@ -64,6 +65,7 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "gone-processes": gone_processes.measure,
     "restart": restart.measure,
     "retained": retained.measure,
+    "large": large.measure,
     "idle": idle.measure,
     "verify": verify.measure,
 }

@@ -32,6 +32,9 @@ class Sizes:
     topics: int = 1_000
     # Ended transactions.
     retained: tuple[int, ...] = (100_000, 1_000_000, 10_000_000, 30_000_000)
+    # Messages of one transaction; and transactions of a backlog with the messages of each.
+    large: tuple[int, ...] = (1_000_000, 10_000_000, 30_000_000)
+    large_backlog: tuple[int, int] = (3_000, 10_000)
 
     def smaller(self, times: int = 10) -> Sizes:
         """The same with less in it."""
@@ -56,6 +59,8 @@ class Sizes:
             gone_processes=max(1_000, self.gone_processes // times),
             topics=max(10, self.topics // times),
             retained=tuple(count // times**2 for count in self.retained),
+            large=tuple(count // times for count in self.large),
+            large_backlog=(self.large_backlog[0] // times, self.large_backlog[1]),
         )
 
 

@@ -29,7 +29,7 @@ from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.commit_writer import new_token
 from txmq.delta.failures import translated
 from txmq.delta.file_rows import FileRows
-from txmq.delta.files import DataFile, partition_columns, with_partition
+from txmq.delta.files import DataFile, FilePart, partition_columns, with_partition
 from txmq.delta.folder import NOTHING, Contents, TableFolder
 from txmq.delta.parquet import FooterSizes, NewFile, new_file_path
 from txmq.delta.reading import RowSearch, TableChanges
@@ -257,16 +257,29 @@ class _MemoryRows(FileRows):
         rows = self._read_once(file, self._stored_names(columns))
         return FooterSizes(rows.num_rows, rows.nbytes)
 
-    def batches(
+    def batches_from(  # noqa: PLR0913, PLR0917 - as in its parent
         self,
         file: DataFile,
         columns: Sequence[str],
+        first: int,  # noqa: ARG002 - there is one row group
         rows: int,
         batch_bytes: int = 0,  # noqa: ARG002
         contents: Contents = NOTHING,  # noqa: ARG002
-    ) -> Iterator[pa.RecordBatch]:
-        stored = self._stored_names(columns)
-        yield from self._read_once(file, stored).to_batches(max_chunksize=rows)
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        start = 0
+        for batch in self._read_once(file, self._stored_names(columns)).to_batches(rows):
+            yield start, batch
+            start += batch.num_rows
+
+    def row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart] | None:  # noqa: ARG002
+        return None
+
+    def pieces_of_parts(
+        self, parts: Sequence[FilePart], columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        (part,), schema = parts, self._log.columns_of(columns)
+        for _, batch in self.batches_from(part.file, columns, 0, 2):
+            yield with_partition(pa.table(batch), part.file, schema)
 
 
 class _MemoryWriter(TableWriter):

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.file_rows import in_pieces
-from txmq.delta.files import DataFile
+from txmq.delta.files import DataFile, UnreadableFile
 from txmq.delta.log_files import commit_fingerprint, fingerprint_of
-from txmq.delta.reading import COMMIT_VERSION
+from txmq.delta.reading import COMMIT_VERSION, MOVED_ATTEMPTS
 from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, StorageError
 from txmq.ground.columns import Groups, Integers, integers, sound_rows
@@ -71,6 +71,8 @@ _CLAIMS, _FACTS = _schema(SIGNED_COLUMNS), _schema(FACT_COLUMNS)
 _PARTS = {"half": RUNS, "topic": TOPICS, "claim": _CLAIMS, "fact": _FACTS}
 _MARK, _ENDED = "txmq-open/", "txmq-ended/"
 FILES_MARK = f"{_MARK}files"
+# By which keys the claims were judged.
+JUDGING_MARK = f"{_MARK}judging"
 _LOGS = ("half", "op", "settled")
 _NO_SNAPSHOT = object()
 _UNKNOWN_VERSION = np.iinfo(np.int64).max
@@ -168,7 +170,10 @@ class OpenSetReader:
         """
         self._logs.refresh_after_half()
         logs = self._log_tables
-        # What a commit without content held may come back, below the versions of a set.
+        for log in logs:
+            # What a commit without content held may come back, below the versions of a set.
+            if log.log.snapshot.empty:
+                log.log.reopen()
         is_whole = not any(log.log.snapshot.empty for log in logs)
         before = (self._continued() or self._loaded()) if is_whole else None
         self._set = None
@@ -232,6 +237,9 @@ class OpenSetReader:
         if marks.get(FILES_MARK) != name_print(file.path for file in files):
             # Another program changed its rows.
             return None
+        if marks.get(JUDGING_MARK) != name_print(self._logs.op.judging):
+            # Who wrote it dropped claims that count here, or took some that do not.
+            return None
         self._kept_versions = versions
         return self._of_rows(self._kept.rows.read(files, OPEN_SET.columns.names), versions)
 
@@ -283,7 +291,9 @@ class OpenSetReader:
     def _with_new_claims(self, before: OpenSet, version: int) -> OpenSet:
         op, after, ids = self._logs.op, before, before.ids
         while version < op.table.version:
-            judged, version = op.first_between(version, op.table.version, PIECE_ROWS)
+            judged, version = op.first_between(
+                version, op.table.version, PIECE_ROWS, refuses_removals=True
+            )
             self._rows_since += judged.counted.num_rows
             after = after.with_claims(judged.counted.filter(_is_about(judged.counted, ids)))
         return after
@@ -308,7 +318,20 @@ class OpenSetReader:
     # --- build anew --------------------------------------------------------------------------
 
     def _built(self) -> OpenSet:
-        """Build the set from the files of the pinned versions, one piece after the other."""
+        """Build the set from the files of the pinned versions, one piece after the other.
+
+        Build it again where a file that could not be read was replaced meanwhile.
+        """
+        half, *_ = self._log_tables
+        for _ in range(MOVED_ATTEMPTS):
+            after = self._built_once()
+            files = [DataFile(path, 0, 0, {}) for path in after.unread]
+            unreadable = [UnreadableFile(file, None, None, "") for file in files]
+            if not unreadable or not half.search.has_replaced(unreadable):
+                break
+        return after
+
+    def _built_once(self) -> OpenSet:
         half, _, settled = self._log_tables
         self._rows_since = 0
         ended: Mapping[str, int] = self._logs.settled.forgotten
@@ -346,9 +369,11 @@ class OpenSetReader:
         if not before.unread:
             return before
         half, *_ = self._log_tables
-        return self._with_files(
-            before, [file for file in half.files.all() if file.path in before.unread]
-        )
+        files = [file for file in half.files.all() if file.path in before.unread]
+        if len(files) < len(before.unread):
+            # A file that was repaired and merged is in no commit that appends rows.
+            raise StorageError("half", "a file that could not be read was replaced")
+        return self._with_files(before, files)
 
     # --- write it down -----------------------------------------------------------------------
 
@@ -362,6 +387,7 @@ class OpenSetReader:
             return
         files = kept.writer.new_files(_as_rows(after))
         marks = {FILES_MARK: name_print(file.path for file in files)}
+        marks[JUDGING_MARK] = name_print(self._logs.op.judging)
         for name, log, version in zip(_LOGS, self._log_tables, after.versions, strict=True):
             fingerprint = commit_fingerprint(log, version)
             if fingerprint is None:

@@ -7,6 +7,7 @@ head, or the next check that an earlier answer has put off.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -193,9 +194,13 @@ class OpenTransactions:
                 for part in (() if news is None else news.added)
                 if may_hold(part.low.get(column), part.high.get(column), ordered_ids)
             ]
-            rows = self._half.rows.read(files, (column,))
-            numbers = pa.array([version] * rows.num_rows, pa.int64())
-            parts.append(rows.append_column(_VERSION, numbers))
+            for file in files:
+                read = partial(self._half.rows.read, [file], (column,))
+                # Without its commit a transaction is as old as its id says.
+                rows, _ = self._half.search.readable(file, read)
+                if rows is not None:
+                    numbers = pa.array([version] * rows.num_rows, pa.int64())
+                    parts.append(rows.append_column(_VERSION, numbers))
         return pa.concat_tables(parts)
 
     def _kept_commits_ms(self) -> dict[int, int]:

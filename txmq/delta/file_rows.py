@@ -113,6 +113,26 @@ class FileRows:
         except (*STORAGE_ERRORS, pa.ArrowException) as error:
             raise failed_read(self._folder.name, error, file.path) from error
 
+    def pieces_of_parts(
+        self, parts: Sequence[FilePart], columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of a file, or of some of its row groups, in pieces of PIECE_ROWS.
+
+        Row groups that are not larger than that come together; `columns` are narrow ones.
+
+        Raises: OSError, ArrowException and whatever else a damaged file leads to.
+        """
+        file, schema = parts[0].file, self._log.columns_of(columns)
+        stored = self._stored_names(columns)
+        numbers = [part.row_group for part in parts if part.row_group is not None]
+        with self._source(file, NOTHING) as source:
+            if numbers and sum(len(part.rows) for part in parts) <= PIECE_ROWS:
+                rows = _parquet(source).read_row_groups(numbers, stored)
+                yield with_partition(rows, file, schema)
+                return
+            for batch in record_batches(source, stored, PIECE_ROWS, BATCH_BYTES, numbers or None):
+                yield with_partition(pa.table(batch), file, schema)
+
     def read_stored(
         self,
         file: DataFile,
@@ -216,12 +236,30 @@ class FileRows:
         A batch has up to `rows` rows, and fewer where they would be more than `batch_bytes`.
         `contents` are of `fetched_files`.
         """
+        numbered = self.batches_from(file, columns, 0, rows, batch_bytes, contents)
+        yield from (batch for _, batch in numbered)
+
+    def batches_from(  # noqa: PLR0913, PLR0917 - as `batches`
+        self,
+        file: DataFile,
+        columns: Sequence[str],
+        first: int,
+        rows: int,
+        batch_bytes: int = BATCH_BYTES,
+        contents: Contents = NOTHING,
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield as `batches`, from the row group with the row `first` on.
+
+        Each batch comes with the number of its first row in the file.
+        """
         stored = self._stored_names(columns)
         if (small := self.small_files.rows(file.path)) is not None:
-            yield from some_columns(small, stored).combine_chunks().to_batches(rows)
+            batches = some_columns(small, stored).combine_chunks().to_batches(rows)
+            firsts = range(0, small.num_rows, rows)
+            yield from zip(firsts, batches, strict=True)
             return
         with self._source(file, contents) as source:
-            yield from record_batches(source, stored, rows, batch_bytes)
+            yield from numbered_batches(source, stored, rows, batch_bytes, from_row=first)
 
     def windows(
         self, part: FilePart, columns: Sequence[str], size_bytes: int
@@ -251,12 +289,14 @@ class FileRows:
         def read() -> list[FilePart]:
             with self._folder.filesystem.open_input_file(part.file.path) as source:
                 metadata = pq.ParquetFile(source).metadata
-            groups = []
+            groups, first = [], 0
             for number in range(metadata.num_row_groups):
-                low, high = row_group_ranges(metadata, number, columns)
-                groups.append(
-                    FilePart(part.file, {**part.low, **low}, {**part.high, **high}, number)
-                )
+                low, high, without_nulls = row_group_ranges(metadata, number, columns)
+                bounds = ({**part.low, **low}, {**part.high, **high})
+                rows = range(first, first + metadata.row_group(number).num_rows)
+                without_nulls |= part.without_nulls
+                groups.append(FilePart(part.file, *bounds, number, rows, without_nulls))
+                first = rows.stop
             return groups
 
         return self._unless_gone(read)
@@ -387,13 +427,38 @@ def record_batches(
 
     With `row_groups` only those.
     """
+    numbered = numbered_batches(source, columns, rows, batch_bytes, row_groups)
+    yield from (batch for _, batch in numbered)
+
+
+def numbered_batches(  # noqa: PLR0913, PLR0917 - as `record_batches`
+    source: pa.NativeFile,
+    columns: Sequence[str],
+    rows: int,
+    batch_bytes: int,
+    row_groups: Sequence[int] | None = None,
+    from_row: int = 0,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield as `record_batches`, each batch with the number of its first row in the file.
+
+    Row groups that end before `from_row` are passed over.
+    """
     # Without a buffer size, memory holds a whole column of a row group.
     reader = pq.ParquetFile(
         source, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, coerce_int96_timestamp_unit="us"
     )
-    for group in range(reader.metadata.num_row_groups) if row_groups is None else row_groups:
-        size = _batch_rows(reader.metadata.row_group(group), columns, rows, batch_bytes)
-        yield from reader.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+    first = 0
+    for group in range(reader.metadata.num_row_groups):
+        metadata = reader.metadata.row_group(group)
+        end = first + metadata.num_rows
+        if end > from_row and (row_groups is None or group in row_groups):
+            size = _batch_rows(metadata, columns, rows, batch_bytes)
+            for batch in reader.iter_batches(
+                size, row_groups=[group], columns=columns, use_threads=False
+            ):
+                yield first, batch
+                first += batch.num_rows
+        first = end
 
 
 def _batch_rows(

@@ -68,12 +68,19 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilePart:
-    """A data file or one of its row groups, with the known ranges of some columns."""
+    """A data file or one of its row groups, with the known ranges of some columns.
+
+    Attributes:
+        rows: the numbers that the rows of a row group have in the file.
+        without_nulls: columns that are known to hold no null, of which ranges say nothing.
+    """
 
     file: DataFile
     low: Mapping[str, Any]
     high: Mapping[str, Any]
     row_group: int | None = None
+    rows: range = range(0)
+    without_nulls: frozenset[str] = frozenset()
 
 
 def partition_columns(

@@ -340,15 +340,21 @@ def footer_sizes(metadata: pq.FileMetaData, columns: Sequence[str]) -> FooterSiz
 
 def row_group_ranges(
     metadata: pq.FileMetaData, row_group: int, columns: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the smallest and largest values of the `columns` that have such statistics."""
+) -> tuple[dict[str, Any], dict[str, Any], frozenset[str]]:
+    """Return the smallest and largest values of the `columns` that have such statistics.
+
+    With the columns that are known to hold no null.
+    """
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
+    without_nulls = set()
     for name, index in _column_indexes(metadata, columns).items():
         stats = metadata.row_group(row_group).column(index).statistics
         if stats is not None and stats.has_min_max:
             low[name], high[name] = stats.min, stats.max
-    return low, high
+        if stats is not None and stats.has_null_count and stats.null_count == 0:
+            without_nulls.add(name)
+    return low, high, frozenset(without_nulls)
 
 
 def _column_indexes(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, int]:

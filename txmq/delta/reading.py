@@ -40,6 +40,12 @@ _CHANGE_TYPE = "_change_type"
 Reduce = Callable[[pa.Table], pa.Table]
 
 
+class Shrink(NamedTuple):
+    """A Reduce that never keeps more than it was given: so it is given whole pieces."""
+
+    keep: Reduce
+
+
 # --- rows by the values of a column -------------------------------------------------------------
 
 
@@ -53,7 +59,11 @@ class RowSearch:
         self._unreadable: dict[str, tuple[float, str]] = {}
 
     def rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None = None
+        self,
+        column: str,
+        values: pa.Array,
+        columns: Sequence[str],
+        reduce: Reduce | Shrink | None = None,
     ) -> pa.Table:
         """Return all rows whose `column` is one of `values`; read only files that may hold them.
 
@@ -62,10 +72,10 @@ class RowSearch:
         """
         scan = _scan_of(column, columns, reduce)
         files = [f for f in self._files.holding(column, values) if self._holds(f, column, values)]
-        if reduce or sum(file.size_bytes for file in files) > WHOLE_FILES_BYTES:
+        if scan.is_greedy or sum(file.size_bytes for file in files) > WHOLE_FILES_BYTES:
             parts = [scan.keep(self._rows.read([], scan.columns))]
             # What is made of rows may be larger than they are, and bodies larger than their files.
-            for together in [[file] for file in files] if reduce else in_pieces(files):
+            for together in [[file] for file in files] if scan.is_greedy else in_pieces(files):
                 read = partial(self._matching, together, column, values, scan)
                 parts.append(read_again(self._name, read, path=together[0].path))
             return pa.concat_tables(parts)
@@ -102,7 +112,11 @@ class RowSearch:
     # Files that cannot be read.
 
     def readable_rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None = None
+        self,
+        column: str,
+        values: pa.Array,
+        columns: Sequence[str],
+        reduce: Reduce | Shrink | None = None,
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         """Do as `rows_of`, but set files aside that cannot be read, and return them.
 
@@ -119,7 +133,7 @@ class RowSearch:
         return rows, (*unreadable, *lost)
 
     def _readable_rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None
+        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | Shrink | None
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         if not self._unreadable:
             try:
@@ -182,18 +196,25 @@ class RowSearch:
 
 
 class _Scan(NamedTuple):
-    """What a search reads, what it keeps of each piece, and how many rows a piece has at most."""
+    """What a search reads, what it keeps of each piece, and how many rows a piece has at most.
+
+    Attributes:
+        is_greedy: whether what it keeps may be larger than the rows.
+    """
 
     columns: Sequence[str]
     keep: Reduce
     rows: int
+    is_greedy: bool = False
 
 
-def _scan_of(column: str, columns: Sequence[str], reduce: Reduce | None) -> _Scan:
+def _scan_of(column: str, columns: Sequence[str], reduce: Reduce | Shrink | None) -> _Scan:
     """Return how to search by `column`."""
     read_columns = columns if column in columns else [column, *columns]
+    if isinstance(reduce, Shrink):
+        return _Scan(read_columns, reduce.keep, PIECE_ROWS)
     if reduce:
-        return _Scan(read_columns, reduce, LARGE_FILE_ROWS)
+        return _Scan(read_columns, reduce, LARGE_FILE_ROWS, is_greedy=True)
     return _Scan(read_columns, lambda rows: rows.select(list(columns)), PIECE_ROWS)
 
 
@@ -242,24 +263,27 @@ class TableChanges:
         """
         return self.read_first(start, end, columns)[0]
 
-    def read_first(
+    def read_first(  # noqa: PLR0913 - as `read`, and where to end
         self,
         start: int,
         end: int,
         columns: Sequence[str],
         enough_rows: int | None = None,
         cure: str | None = None,
+        *,
+        refuses_removals: bool = False,
     ) -> tuple[pa.Table, int]:
         """Do as `read`, up to the version with which there are enough rows; return it, too.
 
-        With a `cure`, for the error text, a commit that lost its content is an error, too.
+        With a `cure`, for the error text, a commit that lost its content is an error, too; where it
+        `refuses_removals`, one by which another program removed rows.
         """
         schema = pa.schema([self._schema.columns.field(name) for name in columns])
         full = schema.append(pa.field(COMMIT_VERSION, pa.int64()))
         parts, version = [full.empty_table()], end
         if start <= end:
             self._reach(end)
-        commits = self._inserted_by(start, end, cure)
+        commits = self._inserted_by(start, end, cure, refuses_removals=refuses_removals)
         for window in read_together(commits, enough_rows):
             parts.append(self._rows(window, columns))
             version = window[-1].version
@@ -272,9 +296,10 @@ class TableChanges:
 
         They come as `pieces` of their files: memory holds one.
 
-        Raises: StorageError where a commit is not there any more, or another program removed rows.
+        Raises: StorageError where a commit is not there any more or lost its content, or another
+            program removed rows.
         """
-        commits = self._inserted_by(start, end, None, refuses_removals=True)
+        commits = self._inserted_by(start, end, "search anew", refuses_removals=True)
         for window in read_together(commits, PIECE_ROWS):
             if any(commit.changed for commit in window):
                 yield self._rows(window, columns)

@@ -247,6 +247,11 @@ class LiveFile:
         """Return the smallest and largest value of a column; None where they are not known."""
         return as_kind(self.low.get(column)), as_kind(self.high.get(column))
 
+    def has_no_null(self, column: str) -> bool:
+        """Tell whether a column is known to hold no null."""
+        nulls = self.stats.get("nullCount")
+        return isinstance(nulls, dict) and _integer(nulls.get(column)) == 0
+
     def data_file(self, kinds: Mapping[str, pa.DataType]) -> DataFile:
         """Return it as a data file, with values of these types for the partition columns."""
         if self._file is None:

@@ -379,6 +379,18 @@ class LiveFiles:
         pairs = zip(files, bounds, strict=True)
         return self.as_files([file for file, (_, high) in pairs if high is None or high > value])
 
+    def ranges_between(self, column: str, after: int, through: int) -> list[FileRange]:
+        """Return the files that may hold rows with `column` above `after` and up to `through`.
+
+        Each comes with its smallest and largest value of `column`.
+        """
+        meant = [
+            (file, (low, high))
+            for file, (low, high) in zip(*self._with_bounds(column), strict=True)
+            if (high is None or high > after) and (low is None or low <= through)
+        ]
+        return self._as_ranges([file for file, _ in meant], [bounds for _, bounds in meant])
+
     def up_to(self, column: str, value: int) -> list[DataFile]:
         """Return the files that may hold rows with `column` at `value` or below."""
         files, bounds = self._with_bounds(column)
@@ -400,15 +412,32 @@ class LiveFiles:
     def parts(self, columns: Sequence[str]) -> list[FilePart]:
         """Return all live files, each with its ranges of `columns`."""
         snapshot = self._log.snapshot
-        files = snapshot.files
+        return self._as_parts(snapshot, range(len(snapshot.files)), columns)
+
+    def parts_holding(
+        self, column: str, values: pa.Array, columns: Sequence[str]
+    ) -> list[FilePart]:
+        """Do as `holding`, each file with its ranges of `columns`."""
+        if len(values) == 0:
+            return []
+        snapshot = self._log.snapshot
+        is_meant = covering(snapshot.bounds(column), values)
+        return self._as_parts(snapshot, [n for n, is_one in enumerate(is_meant) if is_one], columns)
+
+    def _as_parts(
+        self, snapshot: Snapshot, numbers: Sequence[int], columns: Sequence[str]
+    ) -> list[FilePart]:
+        """Return some of the live files, each with its ranges of `columns`."""
         bounds = {name: snapshot.bounds(name) for name in columns}
+        files = [snapshot.files[number] for number in numbers]
         return [
             FilePart(
-                file,
+                data_file,
                 {name: pairs[number][0] for name, pairs in bounds.items()},
                 {name: pairs[number][1] for name, pairs in bounds.items()},
+                without_nulls=frozenset(name for name in columns if file.has_no_null(name)),
             )
-            for number, file in enumerate(self.as_files(files))
+            for number, file, data_file in zip(numbers, files, self.as_files(files), strict=True)
         ]
 
     def as_files(self, files: Sequence[LiveFile]) -> list[DataFile]:

@@ -46,6 +46,10 @@ class Groups:
         place = self.place if chosen is None else self.place[chosen]
         return np.bincount(place, minlength=len(self.keys)).astype(np.int64)
 
+    def total(self, values: Integers) -> Integers:
+        """Add up the values of each group."""
+        return np.bincount(self.place, values, len(self.keys)).astype(np.int64)
+
     def largest(self, values: Integers, start: int) -> Integers:
         """Return the largest value of each group, at least `start`."""
         largest = np.full(len(self.keys), start, dtype=np.int64)

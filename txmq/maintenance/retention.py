@@ -17,15 +17,17 @@ from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.check.open_transactions import OpenTransactions
-from txmq.delta.files import DataFile
+from txmq.delta.files import DataFile, FileRange
+from txmq.delta.reading import Shrink
 from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, StorageError, UnsupportedTableError
 from txmq.ground.clock import Clock, affine, milliseconds
-from txmq.ground.columns import sound_rows
+from txmq.ground.columns import flags, sound_rows, whole
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.results import Sum
 from txmq.message.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
@@ -51,9 +53,13 @@ from txmq.store.topic import remove_messages
 logger = logging.getLogger(__name__)
 
 CLAIMS_A_COMMIT = 50_000
+# Ids that are held at once, of 40 bytes each.
+IDS_AT_ONCE = 1_000_000
 OLDER_THAN_RETENTION = "OLDER_THAN_RETENTION"
 _HOUR_MS = 3_600_000
 _FINAL = pa.array([state.value for state in FINAL_STATES])
+_ID = "transaction_id"
+_NO_IDS = pa.array([], pa.string())
 # Before every file.
 _NEVER_MS = 0
 
@@ -168,9 +174,12 @@ class Retention:
         """Claim EXPIRE for open transactions of these days; the next run finds them ended."""
         if not days:
             return 0
-        ids, _ = _readable_ids(self._half, itertools.chain.from_iterable(days.values()))
         rows = OpenTransactions(self._store, self._clock).read()
-        old = rows.filter(pc.is_in(rows["transaction_id"], value_set=ids)).to_pylist()
+        files = list(itertools.chain.from_iterable(days.values())) if rows.num_rows else []
+        is_old = np.zeros(rows.num_rows, dtype=bool)
+        for ids, _ in _ids_of(self._half, files):
+            is_old |= flags(pc.is_in(rows["transaction_id"], value_set=ids))
+        old = rows.filter(pa.array(is_old)).to_pylist()
         # A claim that had no effect must not be written again in every round.
         new = [row for row in old if (row["transaction_id"], row["life"]) not in self._expired]
         claims = [self._expiry(row) for row in new]
@@ -207,9 +216,14 @@ class Retention:
 
     def _all_ended(self, files: Sequence[DataFile], version: int) -> bool:
         """Tell whether all transactions of these files have a final end that is published."""
-        ids, is_whole = _readable_ids(self._half, files)
-        if not is_whole:
-            return False
+        waiting = _set_aside(self._store, self._logs.settled)
+        return all(
+            is_whole and self._are_ended(ids, version, waiting)
+            for ids, is_whole in _ids_of(self._half, files)
+        )
+
+    def _are_ended(self, ids: pa.Array, version: int, waiting: pa.Array) -> bool:
+        """Tell whether all these transactions have a final end that is published."""
         facts = self._settled.search.rows_of(
             "transaction_id", ids, ("transaction_id", "state", "op_version")
         )
@@ -217,7 +231,6 @@ class Retention:
             pc.is_in(facts["state"], value_set=_FINAL), pc.less_equal(facts["op_version"], version)
         )
         ended = facts.filter(is_published)["transaction_id"]
-        waiting = _set_aside(self._store, self._logs.settled)
         ended = ended.filter(pc.invert(pc.is_in(ended, value_set=waiting)))
         return bool(pc.all(pc.is_in(ids, value_set=ended), min_count=0).as_py())
 
@@ -234,13 +247,15 @@ class Retention:
         return tuple(gone)
 
     def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
-        rows = self._schedule.table.rows.read(files, ("transaction_id", "sequence"))
-        rows = scheduled_among(rows)
         waiting = _set_aside(self._store, self._logs.settled)
-        is_set_aside = pc.is_in(rows["transaction_id"], value_set=waiting)
-        if pc.any(is_set_aside, min_count=0).as_py():
-            return False
-        return bool(are_ended(rows, self._logs.settled, version).all())
+        for piece in self._schedule.table.rows.pieces(files, ("transaction_id", "sequence")):
+            rows = scheduled_among(piece)
+            is_set_aside = pc.is_in(rows["transaction_id"], value_set=waiting)
+            if pc.any(is_set_aside, min_count=0).as_py():
+                return False
+            if not are_ended(rows, self._logs.settled, version).all():
+                return False
+        return True
 
     def _logs_before_settled(self) -> list[Table]:
         """Return the logs whose transactions still need their facts, with the schedule."""
@@ -297,39 +312,69 @@ def _by_day(files: Iterable[DataFile], column: str) -> dict[date, list[DataFile]
 
 def _share_ids(table: Table, files: Iterable[DataFile], others: Iterable[DataFile]) -> bool:
     """Tell whether a transaction may have rows in files of both."""
-    ids, is_whole = _readable_ids(table, files)
-    other_ids, others_are_whole = _readable_ids(table, others)
-    shared = pc.any(pc.is_in(ids, value_set=other_ids), min_count=0).as_py()
-    return bool(shared) or not (is_whole and others_are_whole)
+    spans, others = {span.file.path: span for span in table.files.ranges(_ID)}, list(others)
+    for ids, is_whole in _ids_of(table, files):
+        ends = pc.min_max(ids)
+        low, high = ends["min"].as_py(), ends["max"].as_py()
+        near = [other for other in others if _may_reach(spans[other.path], low, high)]
+        for other_ids, others_are_whole in _ids_of(table, near):
+            shared = pc.any(pc.is_in(ids, value_set=other_ids), min_count=0).as_py()
+            if shared or not others_are_whole:
+                return True
+        if not is_whole:
+            return True
+    return False
 
 
-def _readable_ids(table: Table, files: Iterable[DataFile]) -> tuple[pa.Array, bool]:
-    """Read the distinct transaction ids of some files, and whether all files can be read.
+def _may_reach(span: FileRange, low: str | None, high: str | None) -> bool:
+    """Tell whether a file may hold a transaction between two; None if there is none at all."""
+    if low is None or high is None:
+        return False
+    has_bounds = isinstance(span.low, str) and isinstance(span.high, str)
+    return not has_bounds or (span.low <= high and span.high >= low)
 
-    Reads one column of one file at a time. A day with a file that cannot be read is kept.
+
+def _ids_of(table: Table, files: Iterable[DataFile]) -> Iterator[tuple[pa.Array, bool]]:
+    """Yield the distinct transaction ids of files, IDS_AT_ONCE or so together.
+
+    Each piece comes with whether its files can be read; a day with one that cannot is kept. Ids
+    begin with a time, so a piece is of files of the same hours. Reads one column.
     """
-    ids, is_whole = pa.array([], pa.string()), True
-    for file in files:
-        rows, problem = table.search.readable(
-            file, partial(table.rows.read, [file], ("transaction_id",))
-        )
-        if rows is None:
+    lows = {span.file.path: str(span.low or "") for span in table.files.ranges(_ID)}
+    ids, is_whole = _NO_IDS, True
+    for file in sorted(files, key=lambda file: lows.get(file.path, "")):
+        found, problem = table.search.readable(file, partial(_ids_in, table, file))
+        if found is None:
             logger.warning("%s: a day is kept, because of %s", table.name, problem)
             is_whole = False
         else:
-            rows = sound_rows(rows, ("transaction_id",))
-            ids = pc.unique(pa.concat_arrays([ids, pc.unique(rows["transaction_id"])]))
-    return ids, is_whole
+            ids = pc.unique(pa.concat_arrays([ids, whole(found[_ID])]))
+        if len(ids) >= IDS_AT_ONCE:
+            yield ids, is_whole
+            ids, is_whole = _NO_IDS, True
+    if len(ids) or not is_whole:
+        yield ids, is_whole
+
+
+def _ids_in(table: Table, file: DataFile) -> pa.Table:
+    """Read the distinct transaction ids of a file."""
+    pieces = (sound_rows(rows, (_ID,)) for rows in table.rows.pieces([file], (_ID,)))
+    parts = [pc.unique(rows[_ID]) for rows in pieces]
+    return pa.table({_ID: pc.unique(pa.chunked_array([_NO_IDS, *parts]))})
 
 
 def _is_free(table: Table, files: Sequence[DataFile], before: Sequence[Table]) -> bool:
     """Tell whether none of the logs `before` has a transaction of these files."""
-    ids, is_whole = _readable_ids(table, files)
-    return is_whole and not any(_may_hold_any(other, ids) for other in before)
+    return all(
+        is_whole and not any(_may_hold_any(other, ids) for other in before)
+        for ids, is_whole in _ids_of(table, files)
+    )
 
 
 def _may_hold_any(table: Table, ids: pa.Array) -> bool:
-    rows, unreadable = table.search.readable_rows_of("transaction_id", ids, ("transaction_id",))
+    # One row is enough.
+    one = Shrink(lambda rows: rows.slice(0, 1))
+    rows, unreadable = table.search.readable_rows_of(_ID, ids, (_ID,), one)
     return rows.num_rows > 0 or any(file.covers(ids).any() for file in unreadable)
 
 

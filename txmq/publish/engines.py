@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from txmq.errors import EnvironmentProblemError, UnreadableFileError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import in_order
 from txmq.ground.sessions import spark_room
-from txmq.publish.plan import BATCH_ROWS, COPIED, GIVEN, PayloadEngine, Plan, PlanFile
+from txmq.publish.plan import BATCH_ROWS, COPIED, GIVEN, NumberedPlan, PayloadEngine, PlanFile
 from txmq.store.schemas import HALF, MICROSECONDS_UTC, SCHEDULE
 from txmq.store.topic import body_schema_in, typed_columns, with_body_columns
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READ_AHEAD_BATCHES = 3
+# A new file of a topic has about so many bytes of messages, before they are compressed.
+FILE_BYTES = 1 << 30
 # One batch is read, READ_AHEAD_BATCHES wait, and one is written, as messages and as rows.
 BATCHES_OF_A_TOPIC = READ_AHEAD_BATCHES + 3
 # Messages with a topic's column names, and their rows of the plan.
@@ -55,19 +57,20 @@ class EngineChoice:
         self._spark = _spark_engine(spark, setting)
         self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
 
-    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
-        """Return the engine for the rows of one topic."""
+    def engine_for(self, topic: Table, size_bytes: int, *, is_for_spark: bool) -> PayloadEngine:
+        """Return the engine for bodies of this size; some plans do not suit Spark."""
         # Only the Arrow engine can turn bodies into columns.
-        suits = _suits_spark(plan) and body_schema_in(topic) is None
-        if self._spark is None or self._setting == "arrow" or not suits:
+        can_spark = is_for_spark and body_schema_in(topic) is None
+        if self._spark is None or self._setting == "arrow" or not can_spark:
             return self._arrow
-        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
+        if self._setting == "spark" or size_bytes >= self._spark_bytes:
             return self._spark
         return self._arrow
 
 
-def _suits_spark(plan: Plan) -> bool:
+def suits_spark(numbered: NumberedPlan) -> bool:
     """Tell whether Spark can copy a plan: only from the half log, and not to the schedule."""
+    plan = numbered.plan
     is_scheduled = pc.any(pc.is_valid(plan.rows["deliver_timestamp"]), min_count=0).as_py()
     tables = {source.table.schema.name for source in plan.used_files()}
     return not is_scheduled and tables <= {HALF.name}
@@ -96,18 +99,15 @@ def batch_bytes_of(publish_batch_bytes: int, threads: int) -> int:
 
 
 class ArrowEngine:
-    """Streams the files through this process into one new file; holds a few record batches."""
+    """Streams the files through this process into new ones; holds a few record batches."""
 
     def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
         """Bound each of the batches by `batch_bytes`, see `batch_bytes_of`."""
         self._batch_bytes = batch_bytes
 
-    def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
+    def write(self, topic: Table, plans: Iterable[NumberedPlan], now_ms: int) -> list[NewFile]:
         """Write new files of `topic`, see PayloadEngine."""
-        numbered = plan.rows.append_column("queue_offset", offsets)
-        tables = copied(
-            plan.files, numbered, topic.schema.columns, now_ms, batch_bytes=self._batch_bytes
-        )
+        tables = copied(plans, topic.schema.columns, now_ms, batch_bytes=self._batch_bytes)
         columns, body = topic.schema.columns, body_schema_in(topic)
         if body is not None:
             tables, columns = with_body_columns(tables, body), typed_columns(body)
@@ -121,59 +121,73 @@ class ArrowEngine:
 
 
 def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
-    """Write the tables into one new file, or into one for each partition."""
+    """Write the tables into new files of up to FILE_BYTES, or into one for each partition."""
     begin = list(islice(tables, 2))
-    if len(begin) == 1:
-        return topic.writer.new_files(begin[0])
+    if len(begin) <= 1:
+        return [file for rows in begin for file in topic.writer.new_files(rows)]
     ahead = _read_ahead(chain(begin, tables))
     schema, filesystem = topic.schema, topic.folder.filesystem
     if schema.partition_by:
         return write_partitions(ahead, schema.partition_by, filesystem, schema.statistics_columns)
-    return [write_file(ahead, columns, filesystem, schema.statistics_columns)]
+    return [
+        write_file(_of_a_file(first, ahead), columns, filesystem, schema.statistics_columns)
+        for first in ahead
+    ]
+
+
+def _of_a_file(first: pa.Table, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the tables that fill a file."""
+    yield first
+    size_bytes = first.nbytes
+    while size_bytes < FILE_BYTES and (rows := next(tables, None)) is not None:
+        yield rows
+        size_bytes += rows.nbytes
 
 
 def copied(
-    files: Sequence[PlanFile],
-    rows: pa.Table,
+    plans: Iterable[NumberedPlan],
     schema: pa.Schema,
     now_ms: int,
     *,
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a topic, in the order of the files, a few thousand at a time.
+    """Yield the rows of a topic, plan by plan in the order of the files, a few thousand at a time.
 
     Args:
-        files: of the plan.
-        rows: of the plan, with a queue_offset each. A value in the optional column
-            store_timestamp replaces `now_ms`.
+        plans: follow each other. A value in the optional column store_timestamp of their rows
+            replaces `now_ms`.
         schema: the columns of the topic.
         now_ms: the store_timestamp of the rows.
         batch_bytes: what is read of a file at once.
 
     Raises: UnreadableFileError.
     """
+    reader = _FileReader(batch_bytes)
+    messages = (pair for numbered in plans for pair in _messages(numbered, reader))
     return in_row_groups(
-        _messages(files, in_order(rows, "file", "row"), batch_bytes),
+        messages,
         lambda messages: _topic_rows_of(messages, schema, now_ms),
         lambda messages: (messages[0].num_rows, messages[0].nbytes),
         (BATCH_ROWS, batch_bytes),
     )
 
 
-def _messages(files: Sequence[PlanFile], rows: pa.Table, batch_bytes: int) -> Iterator[_Messages]:
-    """Yield the planned messages of all files; `rows` of the plan are in their order."""
+def _messages(numbered: NumberedPlan, reader: _FileReader) -> Iterator[_Messages]:
+    """Yield the planned messages of all files, with a topic's column names, and their plan rows."""
+    plan, offsets = numbered
+    rows = in_order(plan.rows.append_column("queue_offset", pa.array(offsets)), "file", "row")
     numbers, firsts = np.unique(rows["file"].to_numpy(), return_index=True)
     # A topic that retention has emptied has no rows in the plan.
     ends = [*firsts.tolist(), rows.num_rows][1:]
     rows = rows.combine_chunks()
     rows_by_file = [
-        (files[number], rows.slice(first, end - first))
+        (plan.files[number], rows.slice(first, end - first))
         for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True)
     ]
     for window in in_windows(rows_by_file):
         contents = _fetched([file for file, _ in window])
         for file, file_rows in window:
-            yield from _messages_in(file, file_rows, batch_bytes, contents)
+            yield from reader.messages(file, file_rows, contents)
 
 
 def _fetched(files: Sequence[PlanFile]) -> Contents:
@@ -184,22 +198,46 @@ def _fetched(files: Sequence[PlanFile]) -> Contents:
     return contents
 
 
-def _messages_in(
-    file: PlanFile, rows: pa.Table, batch_bytes: int, contents: Contents
-) -> Iterator[_Messages]:
-    """Yield the planned messages of a file, with a topic's column names, and their plan rows."""
-    row_numbers = rows["row"].to_numpy()
-    sources = _source_columns(file.table)
-    start = 0
-    for batch in _batches(file, list(sources.values()), batch_bytes, contents):
-        first, last = np.searchsorted(row_numbers, [start, start + batch.num_rows])
-        if last > first:
-            messages, numbers = batch, row_numbers[first:last] - start
-            # Not by their count: two discarded lives make one message visible twice.
-            if not np.array_equal(numbers, np.arange(batch.num_rows)):
-                messages = batch.take(pa.array(numbers))
-            yield _renamed(messages, sources), rows.slice(first, last - first)
-        start += batch.num_rows
+class _FileReader:
+    """Reads one file after the other; goes on where it is if the next plan begins in its file."""
+
+    def __init__(self, batch_bytes: int) -> None:
+        """Open nothing yet; hold up to `batch_bytes` of a file at once."""
+        self._batch_bytes = batch_bytes
+        self._path, self._sources = "", dict[str, str]()
+        self._batches: Iterator[tuple[int, pa.RecordBatch]] = iter(())
+        # The first row that was not needed yet is in this batch, or behind it.
+        self._batch: tuple[int, pa.RecordBatch] | None = None
+
+    def messages(self, file: PlanFile, rows: pa.Table, contents: Contents) -> Iterator[_Messages]:
+        """Yield the planned messages of a file; `rows` are those of the plan, in their order."""
+        numbers = rows["row"].to_numpy()
+        self._reach(file, int(numbers[0]), contents)
+        while self._batch is not None:
+            start, batch = self._batch
+            first, last = np.searchsorted(numbers, [start, start + batch.num_rows])
+            if last > first:
+                messages, places = batch, numbers[first:last] - start
+                # Not by their count: two discarded lives make one message visible twice.
+                if not np.array_equal(places, np.arange(batch.num_rows)):
+                    messages = batch.take(pa.array(places))
+                yield _renamed(messages, self._sources), rows.slice(first, last - first)
+            if last == len(numbers):
+                return
+            self._batch = next(self._batches, None)
+        # Else the next message would take the offset of one that is not copied.
+        problem = f"it ends before row {int(numbers[-1]):,}"
+        raise UnreadableFileError(file.table.schema.name, file.file.path, problem)
+
+    def _reach(self, file: PlanFile, row: int, contents: Contents) -> None:
+        """Open a file at a row, if it is another one or the row was passed."""
+        path = file.file.path
+        if path == self._path and self._batch is not None and self._batch[0] <= row:
+            return
+        self._path, self._sources = path, _source_columns(file.table)
+        columns = list(self._sources.values())
+        self._batches = _batches(file, columns, row, self._batch_bytes, contents)
+        self._batch = next(self._batches, None)
 
 
 def _source_columns(table: Table) -> dict[str, str]:
@@ -208,11 +246,16 @@ def _source_columns(table: Table) -> dict[str, str]:
 
 
 def _batches(
-    file: PlanFile, columns: Sequence[str], batch_bytes: int, contents: Contents
-) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
+    file: PlanFile, columns: Sequence[str], first: int, batch_bytes: int, contents: Contents
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Read a file from the row group with a row on; batches come with numbers of their first rows.
+
+    Raises: UnreadableFileError, whatever a damaged file leads to.
+    """
     try:
-        yield from file.table.rows.batches(file.file, columns, BATCH_ROWS, batch_bytes, contents)
+        yield from file.table.rows.batches_from(
+            file.file, columns, first, BATCH_ROWS, batch_bytes, contents
+        )
     except MemoryError:
         raise
     except Exception as error:
@@ -283,7 +326,8 @@ def _from_thread(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     ready: queue.Queue[pa.Table | _End] = queue.Queue(READ_AHEAD_BATCHES)
     is_stopped = threading.Event()
     arguments = (tables, ready, is_stopped)
-    threading.Thread(target=_read, args=arguments, name="txmq-read-ahead", daemon=True).start()
+    thread = threading.Thread(target=_read, args=arguments, name="txmq-read-ahead", daemon=True)
+    thread.start()
     try:
         while not isinstance(item := ready.get(), _End):
             yield item
@@ -294,6 +338,8 @@ def _from_thread(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         # A reader that waits for room in the queue must see the flag.
         while not ready.empty():
             ready.get_nowait()
+        # It plans pieces, for which it uses the half log.
+        thread.join()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,24 +3,34 @@
 A plan is made from narrow columns, without bodies. The engines differ only in who copies the
 bodies: *arrow* streams record batches through this process, *spark* joins the plan to the files by
 row number, without a sort (decision 0002).
+
+Many messages are planned piece by piece, and memory holds one piece (decision 0070). The pieces
+follow each other in the order of the messages: by fact, then by sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.files import DataFile, FileRange, UnreadableFile
+from txmq.delta.failures import problem_of, read_again
+from txmq.delta.file_rows import PIECE_ROWS
+from txmq.delta.files import DataFile, FilePart, UnreadableFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.reading import MOVED_ATTEMPTS
+from txmq.delta.schemas import TableSchema
 from txmq.delta.table import Table
-from txmq.errors import PayloadMissingError
+from txmq.errors import PayloadMissingError, StorageError
 from txmq.ground.columns import (
     Flags,
     Groups,
@@ -30,20 +40,20 @@ from txmq.ground.columns import (
     find_pairs,
     first_of_each,
     flags,
+    in_order,
     integers,
     list_items,
+    only,
 )
 from txmq.message.lifecycle import DeliveryState, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.store.half import DELAY_COLUMNS, HalfLog, is_delayed
-from txmq.store.schemas import MICROSECONDS_UTC
+from txmq.store.schemas import HALF, MICROSECONDS_UTC
 from txmq.store.settled import ScheduleLog
 from txmq.store.topic import are_queues
 from txmq.store.topic_settings import MAX_QUEUE_NUMS
 
 BATCH_ROWS = 8192
-# The narrow columns of about this many halves are in memory before the needed rows are picked.
-ROWS_READ_AT_ONCE = 200_000
 DEAD_STATES = (TransactionState.DISCARDED.value, TransactionState.EXPIRED.value)
 SHOWN_STATES = (TransactionState.COMMITTED.value, *DEAD_STATES)
 DELIVERED = DeliveryState.DELIVERED.value
@@ -74,12 +84,17 @@ _PLAN = pa.schema(
         ("life", pa.int32()),
         ("deliver_timestamp", MICROSECONDS_UTC),
         *FILE_AND_ROW,
+        ("fact", pa.int64()),
+        ("sequence", pa.int64()),
     ]
 )
 _HALF_COLUMNS = (
     "transaction_id", "sequence", "real_topic", "real_queue_id", "message_count", *DELAY_COLUMNS,
 )  # fmt: skip
 _SCHEDULE_COLUMNS = ("transaction_id", "sequence", "topic", "queue_id")
+# The plans of so many messages are kept; a row takes 60 B and its topic.
+KEPT_ROWS = 1_000_000
+_FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +107,15 @@ class PlanFile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The messages that facts make visible, one row each, in the order of the facts.
+    """Messages that facts make visible, one row each, in the order of the facts.
 
     `rows`: topic, queue_id, op_version, ordinal, life, deliver_timestamp (for the schedule only),
-    file (the number of the file in `files`), row (the number of the row in the file).
-    `missing`: transactions that are not in the plan, because messages of them cannot be read.
-    `unfit`: those of them whose messages are there, and no queue of a topic can take one.
+    file (the number of the file in `files`), row (the number of the row in the file), fact (its
+    number among the facts, in their order), sequence.
     """
 
     files: Sequence[PlanFile]
     rows: pa.Table
-    missing: Mapping[str, str] = field(default_factory=dict)
-    unfit: frozenset[str] = frozenset()
-
-    def topics(self) -> list[str]:
-        """Return the sorted names of the topics that get messages."""
-        return sorted(pc.unique(self.rows["topic"]).to_pylist())
 
     def of_topic(self, topic: str, after: int) -> Plan:
         """Return the plan of the messages of one topic whose op_version is above a mark."""
@@ -118,59 +126,198 @@ class Plan:
             return self
         return self.only(is_missing)
 
+    def topics(self) -> set[str]:
+        """Return the topics that get messages."""
+        return set(pc.unique(self.rows["topic"]).to_pylist())
+
     def only(self, is_chosen: Any) -> Plan:
         """Return the plan with the rows for which `is_chosen` is true."""
         return replace(self, rows=self.rows.filter(is_chosen))
 
-    def owners(self, facts: pa.Table) -> pa.ChunkedArray:
-        """Return the transaction of each row; `facts` are those that the plan was made of."""
-        claims_of_rows, claims_of_facts = (
-            (integers(table["op_version"], -1), integers(table["ordinal"], -1))
-            for table in (self.rows, facts)
-        )
-        fact = find_pairs(claims_of_rows, claims_of_facts)
-        return facts["transaction_id"].take(pa.array(fact, mask=fact < 0))
+    def without(self, is_out: Flags) -> Plan:
+        """Return the plan without the messages of these facts."""
+        if not is_out.any():
+            return self
+        return self.only(pa.array(~is_out[integers(self.rows["fact"], 0)]))
 
     def used_files(self) -> list[PlanFile]:
         """Return the files that hold at least one of the messages."""
         return [self.files[number] for number in pc.unique(self.rows["file"]).to_pylist()]
 
+    def with_used_files(self) -> Plan:
+        """Return the plan without the files that hold none of the messages."""
+        numbers, number = np.unique(integers(self.rows["file"], 0), return_inverse=True)
+        if len(numbers) == len(self.files):
+            return self
+        place = self.rows.schema.get_field_index("file")
+        column = pa.array(number.astype(np.int32))
+        rows = self.rows.set_column(place, self.rows.schema.field(place), column)
+        return Plan([self.files[number] for number in numbers.tolist()], rows)
+
     def size_bytes(self) -> int:
-        """Return the total size of the files that hold the bodies."""
-        return sum(source.file.size_bytes for source in self.used_files())
+        """Return the size of the files that hold the bodies, of each as much as rows are used."""
+        numbers, counts = np.unique(integers(self.rows["file"], 0), return_counts=True)
+        files = [self.files[number].file for number in numbers.tolist()]
+        return sum(
+            file.size_bytes * min(count, rows) // rows
+            for file, count in zip(files, counts.tolist(), strict=True)
+            for rows in [file.num_records or count]
+        )
+
+
+class NumberedPlan(NamedTuple):
+    """A plan, and the queue_offset of each of its messages."""
+
+    plan: Plan
+    offsets: Integers
 
 
 class PayloadEngine(Protocol):
-    """Copies the bodies of a plan into new files of a topic; 0 commits."""
+    """Copies the bodies of plans into new files of a topic; 0 commits."""
 
-    def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
-        """Write new files of `topic`; `offsets` holds the queue_offset of each row of the plan."""
+    def write(self, topic: Table, plans: Iterable[NumberedPlan], now_ms: int) -> list[NewFile]:
+        """Write new files of `topic` with the messages of plans that follow each other."""
         ...
 
 
-def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = None) -> Plan:
-    """Plan as `readable_plan`, but demand that every message is there that a queue can take.
+class Place(NamedTuple):
+    """A place in the order of messages: the number of the fact, and the sequence in it."""
 
-    Raises:
-        PayloadMissingError: a committed transaction has fewer halves than it was settled with, or
-            a delivered message is in neither table. No message is skipped.
+    fact: int
+    sequence: int = _FIRST
+
+    def next(self) -> Place:
+        """Return the place behind this one."""
+        if self.sequence == _LAST:
+            return Place(self.fact + 1)
+        return Place(self.fact, self.sequence + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the order of messages, from `begin` to before `end`.
+
+    Attributes:
+        rows: how many messages it has.
+        topics: those that get some, each with the bytes of their bodies.
     """
-    plan = readable_plan(half, facts, schedule)
-    lost = {name: problem for name, problem in plan.missing.items() if name not in plan.unfit}
-    if lost:
-        first, problem = next(iter(lost.items()))
-        what = f"messages of {len(lost):,} committed transactions cannot be read"
-        next_step = f"restore them, first those of {first} ({problem}); no message is skipped"
-        raise PayloadMissingError("half", f"{what}; {next_step}")
-    return plan
+
+    begin: Place
+    end: Place
+    rows: int
+    topics: Mapping[str, int]
+
+    @classmethod
+    def of(cls, plan: Plan, begin: Place, end: Place) -> Self:
+        """Return the piece of a plan."""
+        return cls(begin, end, plan.rows.num_rows, _topics(plan))
 
 
-def readable_plan(
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+class Plans:
+    """The messages that facts make visible, planned piece by piece.
+
+    The plans of the first pieces are kept; the others are made again at each use. Safe for threads
+    that do not use the tables otherwise.
+
+    Attributes:
+        facts: those that were planned, in the order of their claims.
+        through: the op version up to which they are planned; None for all that were asked for.
+        missing: transactions that are in no piece, because messages of them cannot be read.
+        unfit: those of them whose messages are there, and no queue of a topic can take one.
+    """
+
+    def __init__(self, search: _Search, look: _Look, facts: pa.Table, through: int | None) -> None:
+        """Keep what a look found of these facts."""
+        self.facts, self.through = facts, through
+        self._search, self._pieces = search, look.pieces
+        self.missing, self.unfit = look.problems(facts)
+        self._is_out = _are_among(facts["transaction_id"], self.missing)
+        self._plans = [plan.without(self._is_out) for plan in look.plans]
+        self._lock = threading.Lock()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is planned already."""
+        return len(self._plans) == len(self._pieces)
+
+    def topics(self) -> list[str]:
+        """Return the sorted names of the topics that get messages."""
+        topics = {topic for plan in self._plans for topic in plan.topics()}
+        return sorted(topics.union(*(piece.topics for piece in self._pieces[len(self._plans) :])))
+
+    def size_bytes(self, topic: str) -> int:
+        """Return how large the bodies for one topic are, about."""
+        return sum(piece.topics.get(topic, 0) for piece in self._pieces)
+
+    def of_topic(self, topic: str, after: int = -1) -> Iterator[Plan]:
+        """Plan the messages of one topic whose op_version is above a mark, in their order.
+
+        Each plan has at least one. Raises: as the search for messages. Commits: 0.
+        """
+        for number, piece in enumerate(self._pieces):
+            if topic in piece.topics:
+                plan = self._planned(number).of_topic(topic, after)
+                if plan.rows.num_rows:
+                    yield plan
+
+    def first(self) -> Plan:
+        """Return the plan of the first piece; an empty one if there is none."""
+        return self._planned(0) if self._pieces else Plan([], _PLAN.empty_table())
+
+    def owners(self, topic: str) -> set[str]:
+        """Return the transactions with messages for a topic."""
+        return {name for plan in self.of_topic(topic) for name in self.owners_in(plan)}
+
+    def owners_in(self, plan: Plan) -> list[str]:
+        """Return the transactions of the messages in a plan."""
+        ids = self.facts["transaction_id"].take(pc.unique(plan.rows["fact"]))
+        return list(pc.unique(ids).to_pylist())
+
+    def has_replaced(self, source: PlanFile, problem: str) -> bool:
+        """Tell whether another process replaced a file that could not be read."""
+        with self._lock:
+            unreadable = [UnreadableFile(source.file, None, None, problem)]
+            return source.table.search.has_replaced(unreadable)
+
+    def no_facts(self) -> Flags:
+        """Return a flag for each fact, false for all."""
+        return np.zeros(self.facts.num_rows, dtype=bool)
+
+    def are_about(self, transaction_ids: Collection[str]) -> Flags:
+        """Tell of each fact whether it is about one of these transactions."""
+        return _are_among(self.facts["transaction_id"], transaction_ids)
+
+    def _planned(self, number: int) -> Plan:
+        if number < len(self._plans):
+            return self._plans[number]
+        piece = self._pieces[number]
+        with self._lock:
+            part = self._search.part(self.facts, piece.begin, piece.end)
+        if (count := part.plan.rows.num_rows) != piece.rows:
+            # Nothing may be passed over that was there when it was looked at.
+            problem = f"{count:,} of {piece.rows:,} messages are there; trying again"
+            raise StorageError("half", next((each.problem for each in part.unreadable), problem))
+        return part.plan.without(self._is_out)
+
+
+def _are_among(transaction_ids: pa.ChunkedArray, names: Collection[str]) -> Flags:
+    if not names:
+        return np.zeros(len(transaction_ids), dtype=bool)
+    return flags(pc.is_in(transaction_ids, value_set=pa.array(list(names), pa.string())))
+
+
+def plans_of(  # noqa: PLR0913 - the tables, and how much of them
     half: HalfLog,
     facts: pa.Table,
     schedule: ScheduleLog | None = None,
     given_up: Collection[str] = (),
-) -> Plan:
+    piece_rows: int | None = None,
+    *,
+    is_all: bool = False,
+) -> Plans:
     """Plan the messages that COMMITTED, DISCARDED, EXPIRED and DELIVERED facts make visible.
 
     Args:
@@ -178,81 +325,415 @@ def readable_plan(
         facts: SHOWN_COLUMNS, in any order.
         schedule: holds the bodies of DELIVERED messages; it is refreshed if there are any.
         given_up: transactions of which only the messages are planned that can be read.
+        piece_rows: how many messages a piece has, about; None for all in one piece.
+        is_all: plan all facts. Else a plan ends with the first piece, behind the last op version
+            that is planned whole; it has at least one.
 
-    Returns: the plan; transactions that cannot be read or written as a whole are `missing` in it.
+    Returns: the plans; transactions that cannot be read or written as a whole are `missing` there.
 
     Reads: half and the schedule, without bodies. Commits: 0.
     """
-    ranked = facts.append_column("rank", pa.array(_rank(facts)))
-    shown = ranked.filter(pc.is_in(ranked["state"], value_set=pa.array(SHOWN_STATES)))
-    plan = _plan_of_transactions(half.table, shown, given_up)
-    delivered = ranked.filter(pc.equal(ranked["state"], DELIVERED))
-    if delivered.num_rows:
-        plan = _merged([plan, *_plans_of_deliveries(half, schedule, delivered, given_up)])
-    return replace(plan, rows=_without(plan, ranked).select(_PLAN.names))
+    facts = in_order(facts, "op_version", "ordinal")
+    search = _Search(half, schedule, piece_rows)
+    look = _Look(facts.num_rows, given_up)
+    versions = integers(facts["op_version"], 0)
+    begin = Place(0)
+    while begin.fact < facts.num_rows:
+        part = search.part(facts, begin)
+        look.add(part, begin)
+        begin = part.end
+        if is_all or begin.fact == facts.num_rows:
+            continue
+        # The facts of the op version that is not planned whole are left to the next plan.
+        if (first := int(np.searchsorted(versions, versions[begin.fact]))) > 0:
+            look.cut(first)
+            return Plans(search, look, facts.slice(0, first), int(versions[first]) - 1)
+    return Plans(search, look, facts, None)
 
 
-def _rank(facts: pa.Table) -> Integers:
-    """Rank the facts in the order of their claims."""
-    order = np.lexsort((integers(facts["ordinal"], 0), integers(facts["op_version"], 0)))
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return rank
+def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = None) -> Plan:
+    """Plan as `plans_of`, in one piece; demand that each message is there that a queue can take.
 
-
-def _plan_of_transactions(table: Table, facts: pa.Table, given_up: Collection[str]) -> Plan:
-    """Plan facts about whole transactions: all their halves that hold a message."""
-    by_id = Groups.of(facts["transaction_id"])
-    messages = readable_rows(table, by_id.keys, _HALF_COLUMNS)
-    problems = _missing(facts, by_id, messages)
-    messages, unfit = _that_fit(messages, by_id.keys, "real_queue_id", "real_topic")
-    rows = _ordered(messages.rows, messages.place, facts, by_id)
-    files, missing = [PlanFile(table, file) for file in messages.files], {**problems, **unfit}
-    return Plan(files, rows, _waiting(missing, given_up), frozenset(unfit) - problems.keys())
-
-
-def _missing(facts: pa.Table, by_id: Groups, messages: ReadableRows) -> dict[str, str]:
-    """Find the transactions that lack messages; return the problem of each.
-
-    A dead letter need not be complete, but what an unreadable file may hold of it is waited for.
+    Raises:
+        PayloadMissingError: a committed transaction has fewer halves than it was settled with, or
+            a delivered message is in neither table. No message is skipped.
     """
-    halves_by_id = Groups(by_id.keys, messages.place)
-    count = halves_by_id.count(flags(pc.is_valid(messages.rows["real_topic"])))
-    message_count = halves_by_id.largest(integers(messages.rows["message_count"], -1), -1)
-    is_short = count != message_count
-    is_committed = flags(pc.equal(facts["state"], TransactionState.COMMITTED.value))
-    must_be_whole = np.zeros(len(by_id.keys), dtype=bool)
-    must_be_whole[by_id.place[is_committed]] = True
-    problems = dict.fromkeys(
-        _names(by_id.keys, must_be_whole & is_short), "its halves are not there"
+    plans = plans_of(half, facts, schedule)
+    lost = {name: problem for name, problem in plans.missing.items() if name not in plans.unfit}
+    if lost:
+        first, problem = next(iter(lost.items()))
+        what = f"messages of {len(lost):,} committed transactions cannot be read"
+        next_step = f"restore them, first those of {first} ({problem}); no message is skipped"
+        raise PayloadMissingError("half", f"{what}; {next_step}")
+    return plans.first()
+
+
+class _Look:
+    """What a look at all pieces finds: which topics get messages, and which transactions lack some.
+
+    A transaction may reach over several pieces, so its messages are counted by fact.
+    """
+
+    def __init__(self, facts: int, given_up: Collection[str]) -> None:
+        """Count nothing yet."""
+        self.pieces: list[Piece] = []
+        # Of the first pieces.
+        self.plans: list[Plan] = []
+        self._kept_rows = 0
+        self._given_up = given_up
+        self._messages = np.zeros(facts, dtype=np.int64)
+        self._message_count = np.full(facts, -1, dtype=np.int64)
+        self._unreadable: dict[str, UnreadableFile] = {}
+        self._lost: dict[str, str] = {}
+        self._unfit: dict[str, str] = {}
+
+    def add(self, part: _Part, begin: Place) -> None:
+        """Add a piece."""
+        self._last = part.plan
+        self._kept_rows += part.plan.rows.num_rows
+        if self._kept_rows <= KEPT_ROWS or not self.pieces:
+            self.plans.append(part.plan)
+        self.pieces.append(Piece.of(part.plan, begin, part.end))
+        self._messages += np.bincount(part.messages, minlength=len(self._messages))
+        np.maximum.at(self._message_count, part.heads[0], part.heads[1])
+        self._unreadable |= {file.file.path: file for file in part.unreadable}
+        self._lost |= part.lost
+        self._unfit |= part.unfit
+
+    def cut(self, facts: int) -> None:
+        """Leave all but the first facts out of the last piece, which begins with one of these."""
+        plan = self._last.only(pc.less(self._last.rows["fact"], facts))
+        self.pieces[-1] = Piece.of(plan, self.pieces[-1].begin, Place(facts))
+        if len(self.plans) == len(self.pieces):
+            self.plans[-1] = plan
+
+    def problems(self, facts: pa.Table) -> tuple[dict[str, str], frozenset[str]]:
+        """Find the transactions that lack messages.
+
+        A dead letter need not be complete, but what an unreadable file may hold of it is waited
+        for.
+
+        Returns: the problem of each, and which of them hold a message that no queue can take.
+        """
+        ids, count = facts["transaction_id"].combine_chunks(), facts.num_rows
+        is_short = self._messages[:count] != self._message_count[:count]
+        is_short &= flags(pc.is_in(facts["state"], value_set=pa.array(SHOWN_STATES)))
+        is_committed = flags(pc.equal(facts["state"], TransactionState.COMMITTED.value))
+        short = dict.fromkeys(_names(ids, is_committed & is_short), "its halves are not there")
+        for file in self._unreadable.values():
+            short |= dict.fromkeys(_names(ids, is_short & file.covers(ids)), file.problem)
+        others = {**self._lost, **self._unfit}
+        names = set(ids.to_pylist()) if others else set()
+        problems = {**short, **{name: text for name, text in others.items() if name in names}}
+        missing = {name: text for name, text in problems.items() if name not in self._given_up}
+        return missing, frozenset(self._unfit.keys() & names) - short.keys()
+
+
+def _topics(plan: Plan) -> dict[str, int]:
+    """Return the topics of a plan, each with the bytes of its bodies, about."""
+    if not plan.rows.num_rows:
+        return {}
+    counts = plan.rows.group_by("topic", use_threads=False).aggregate([([], "count_all")])
+    row_bytes = plan.size_bytes() / plan.rows.num_rows
+    pairs = zip(counts["topic"].to_pylist(), counts["count_all"].to_pylist(), strict=True)
+    return {topic: int(count * row_bytes) for topic, count in pairs}
+
+
+def merged(plans: Sequence[Plan]) -> Plan:
+    """Join plans that follow each other; a file that several of them name is named once."""
+    if len(plans) == 1:
+        return plans[0]
+    files: dict[tuple[int, str], tuple[int, PlanFile]] = {}
+    tables = []
+    for plan in plans:
+        numbers = [
+            files.setdefault((id(file.table), file.file.path), (len(files), file))[0]
+            for file in plan.files
+        ]
+        of_rows = pa.array(numbers, pa.int32()).take(plan.rows["file"])
+        column = plan.rows.schema.get_field_index("file")
+        tables.append(plan.rows.set_column(column, plan.rows.field("file"), of_rows))
+    return Plan([file for _, file in files.values()], pa.concat_tables(tables))
+
+
+# --- the messages of a piece ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One piece, planned.
+
+    Attributes:
+        end: the place behind it.
+        messages: the fact of each message that a transaction is said to have.
+        heads: the facts of the heads, and how many messages each names.
+        unreadable: the files that could not be read.
+        lost: transactions of which a delivered message is in neither table, and why.
+        unfit: transactions with a message that no queue of a topic can take, and why.
+    """
+
+    plan: Plan
+    end: Place
+    messages: Integers
+    heads: tuple[Integers, Integers]
+    unreadable: Sequence[UnreadableFile]
+    lost: Mapping[str, str]
+    unfit: Mapping[str, str]
+
+
+class _Search:
+    """Finds the messages of facts in half and in the schedule. Not safe for several threads."""
+
+    def __init__(self, half: HalfLog, schedule: ScheduleLog | None, piece_rows: int | None) -> None:
+        """Read nothing yet."""
+        self._half, self._schedule, self._piece_rows = half, schedule, piece_rows
+        self._reaches: dict[str, _Reach] = {}
+
+    def part(self, facts: pa.Table, begin: Place, end: Place | None = None) -> _Part:
+        """Plan the messages from `begin` to before `end`, or as many as a piece has.
+
+        Args:
+            facts: SHOWN_COLUMNS, in the order of their claims.
+            begin: the first place.
+            end: None for the end of a piece.
+        """
+        stop = end or Place(self._last_fact(facts, begin))
+        count = stop.fact + (stop.sequence > _FIRST) - begin.fact
+        numbers = pa.array(np.arange(begin.fact, begin.fact + count))
+        some = facts.slice(begin.fact, count).append_column("fact", numbers)
+        shown = some.filter(pc.is_in(some["state"], value_set=pa.array(SHOWN_STATES)))
+        selection = _Selection(begin, stop, None if end else self._piece_rows)
+        messages = _messages_of(self._half.table, shown, selection, self._reaches)
+        if begin == Place(0) and stop.fact == facts.num_rows:
+            # What was read of all facts: the next pieces need not read a file again in vain.
+            self._reaches |= messages.reaches
+        is_here = pc.less(some["fact"], messages.end.fact)
+        delivered = some.filter(pc.and_(is_here, pc.equal(some["state"], DELIVERED)))
+        part = _part_of(self._half.table, messages, shown)
+        if delivered.num_rows:
+            part = self._with_deliveries(part, delivered)
+        return replace(part, plan=part.plan.with_used_files())
+
+    def _last_fact(self, facts: pa.Table, begin: Place) -> int:
+        """Return the number of the fact before which a piece ends that begins here.
+
+        A fact makes one message visible, or more; a delivery names them.
+        """
+        if self._piece_rows is None:
+            return int(facts.num_rows)
+        some = facts.slice(begin.fact, self._piece_rows)
+        named = integers(pc.list_value_length(some["sequences"]), 1)
+        count = int(np.searchsorted(np.cumsum(np.maximum(named, 1)), self._piece_rows, "right"))
+        return begin.fact + max(1, count)
+
+    def _with_deliveries(self, part: _Part, facts: pa.Table) -> _Part:
+        """Add DELIVERED facts: from the schedule first, then from half what it lacks."""
+        deliveries = _Deliveries(facts)
+        sources: list[tuple[Table, Sequence[str], str]]
+        sources = [(self._half.table, _HALF_COLUMNS, "real_queue_id")]
+        if self._schedule is not None and self._schedule.refresh().is_there:
+            sources.insert(0, (self._schedule.table, _SCHEDULE_COLUMNS, "queue_id"))
+        plan = merged([part.plan, *(deliveries.planned(*source) for source in sources)])
+        rows = in_order(plan.rows, "fact", "sequence")
+        lost = deliveries.lost()
+        unfit = {name: text for name, text in deliveries.unfit.items() if name in lost}
+        return replace(
+            part, plan=replace(plan, rows=rows), lost=lost, unfit={**part.unfit, **unfit}
+        )
+
+
+class _Selection:
+    """The messages between two places; when there are enough, the end comes nearer."""
+
+    def __init__(self, begin: Place, stop: Place, rows: int | None) -> None:
+        """Select nothing yet; keep `rows`, up to half as many more, or all."""
+        self.begin, self._stop, self._rows = begin, stop, rows
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what was selected."""
+        self._end, self._has_more, self._count = self._stop, False, 0
+        self._tables = [_row_schema(HALF, _HALF_COLUMNS).empty_table()]
+        self._facts = [np.arange(0, dtype=np.int64)]
+
+    @property
+    def end(self) -> Place:
+        """The place before which all is selected."""
+        return self._end if self._has_more else self._stop
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows are read before it is seen whether they are enough."""
+        return PIECE_ROWS if self._rows is None else self._rows
+
+    def may_take(self, span: _Span) -> bool:
+        """Tell whether a span may hold messages between the places."""
+        if span.low >= self._end:
+            self._has_more |= span.low < self._stop
+            return False
+        return span.high >= self.begin
+
+    def are_near(self, facts: Integers) -> Flags:
+        """Tell of each fact whether messages of it may be between the places."""
+        is_near: Flags = (facts >= self.begin.fact) & (facts <= self._end.fact)
+        self._has_more |= bool(((facts > self._end.fact) & (facts <= self._stop.fact)).any())
+        return is_near
+
+    def add(self, rows: pa.Table, row: Integers, fact: Integers) -> None:
+        """Select of these rows, each shown by a fact, those that are between the places."""
+        sequence = integers(rows["sequence"], -1)[row]
+        is_before_end = _is_before(fact, sequence, self._end)
+        is_between = is_before_end & ~_is_before(fact, sequence, self.begin)
+        self._has_more |= bool((_is_before(fact, sequence, self._stop) & ~is_before_end).any())
+        if not is_between.all():
+            row, fact = row[is_between], fact[is_between]
+        if not np.array_equal(row, np.arange(rows.num_rows)):
+            rows = rows.take(pa.array(row))
+        self._tables.append(rows)
+        self._facts.append(fact)
+        self._count += len(fact)
+        if self._rows is not None and self._count >= self._rows:
+            self._cut(self._rows)
+
+    def selected(self) -> tuple[pa.Table, Integers]:
+        """Return the messages, once for each fact that shows them, and these facts."""
+        rows, fact = pa.concat_tables(self._tables), np.concatenate(self._facts)
+        is_first = first_of_each(fact, integers(rows["sequence"], -1))
+        return only(rows, is_first), fact[is_first]
+
+    def _cut(self, count: int) -> None:
+        """End behind the messages that there are, or behind the first ones of far too many."""
+        rows, fact = self.selected()
+        sequence = integers(rows["sequence"], -1)
+        order = np.lexsort((sequence, fact))
+        last = Place(int(fact[order[-1]]), int(sequence[order[-1]]))
+        self._end = min(self._end, last.next())
+        if 2 * len(fact) > 3 * count:
+            self._end = Place(int(fact[order[count]]), int(sequence[order[count]]))
+            self._has_more = True
+            is_before = _is_before(fact, sequence, self._end)
+            rows, fact = rows.filter(pa.array(is_before)), fact[is_before]
+        self._tables, self._facts, self._count = [rows.combine_chunks()], [fact], len(fact)
+
+
+def _is_before(fact: Integers, sequence: Integers, place: Place) -> Flags:
+    is_before: Flags = (fact < place.fact) | ((fact == place.fact) & (sequence < place.sequence))
+    return is_before
+
+
+class _Reach(NamedTuple):
+    """The first and the last place of a message in a file; without one the last is the first."""
+
+    low: Place
+    high: Place
+
+
+_NOWHERE = _Reach(Place(_LAST), Place(-1))
+_NO_REACHES: Mapping[str, _Reach] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """Messages of some transactions, once for each fact that shows them.
+
+    Attributes:
+        files: all files that may hold them.
+        rows: the messages, each with the number of its file and of its row in it.
+        fact: of each message.
+        end: the place before which they stand.
+        reaches: what each file that was read holds of these facts, by its path.
+    """
+
+    files: Sequence[DataFile]
+    rows: pa.Table
+    fact: Integers
+    unreadable: Sequence[UnreadableFile]
+    end: Place
+    reaches: Mapping[str, _Reach]
+
+
+def _messages_of(
+    table: Table, facts: pa.Table, selection: _Selection, reaches: Mapping[str, _Reach]
+) -> _Messages:
+    """Read the halves that facts about whole transactions show.
+
+    They are read again where an unreadable file was replaced. `reaches` tells more of files than
+    their statistics do.
+    """
+    by_id, numbers = Groups.of(facts["transaction_id"]), integers(facts["fact"], 0)
+    for _ in range(MOVED_ATTEMPTS):
+        files, spans = _spans(table, by_id, numbers, reaches)
+        selection.begin_anew()
+        unreadable = []
+        seen = dict[str, _Reach]()
+        for rows in _rows_of(table, spans, by_id.keys, _HALF_COLUMNS, selection):
+            if isinstance(rows, UnreadableFile):
+                unreadable.append(rows)
+                continue
+            # A transaction may have had many lives, each with all its messages.
+            near = np.flatnonzero(selection.are_near(numbers))
+            row, fact = equal_pairs(rows.place, by_id.place[near], len(by_id.keys))
+            selection.add(rows.rows, row, numbers[near][fact])
+            if _are_many(files):
+                seen |= _reaches_of(rows, files, by_id, numbers)
+        if not unreadable or not table.search.has_replaced(unreadable):
+            break
+    selected = selection.selected()
+    return _Messages(files, *selected, unreadable, selection.end, seen)
+
+
+def _reaches_of(
+    rows: _FoundRows, files: Sequence[DataFile], by_id: Groups, numbers: Integers
+) -> dict[str, _Reach]:
+    """Tell of the whole files that were read which facts they hold halves of."""
+    reaches = {files[number].path: _NOWHERE for number in rows.files}
+    groups = Groups(by_id.keys, by_id.place)
+    firsts, lasts = groups.smallest(numbers, _LAST), groups.largest(numbers, -1)
+    file = integers(rows.rows["file"], 0)
+    order = np.argsort(file, kind="stable")
+    present, begins = np.unique(file[order], return_index=True)
+    for number, places in zip(present, np.split(rows.place[order], begins[1:]), strict=True):
+        if number in rows.files:
+            low, high = int(firsts[places].min()), int(lasts[places].max())
+            reaches[files[number].path] = _Reach(Place(low), Place(high, _LAST))
+    return reaches
+
+
+def _part_of(table: Table, messages: _Messages, facts: pa.Table) -> _Part:
+    """Plan the messages that facts about whole transactions show."""
+    rows, fact = messages.rows, messages.fact
+    message_count = integers(rows["message_count"], -1)
+    is_head = message_count >= 0
+    is_message = flags(pc.is_valid(rows["real_topic"]))
+    is_unfit = ~are_queues(rows["real_queue_id"]) & is_message
+    row = np.searchsorted(integers(facts["fact"], 0), fact)
+    unfit = _unfit(rows["real_queue_id"], facts["transaction_id"], row, is_unfit)
+    chosen = is_message & ~is_unfit
+    plan_rows = _ordered(only(rows, chosen), facts, row[chosen])
+    return _Part(
+        Plan([PlanFile(table, file) for file in messages.files], plan_rows),
+        messages.end,
+        fact[is_message],
+        (fact[is_head], message_count[is_head]),
+        messages.unreadable,
+        {},
+        unfit,
     )
-    for file in messages.unreadable:
-        in_file = is_short & file.covers(by_id.keys)
-        problems |= dict.fromkeys(_names(by_id.keys, in_file), file.problem)
-    return problems
 
 
-def _waiting(problems: Mapping[str, str], given_up: Collection[str]) -> dict[str, str]:
-    return {name: problem for name, problem in problems.items() if name not in given_up}
+def _unfit(
+    queues: pa.ChunkedArray, ids: pa.ChunkedArray, place: Integers, is_unfit: Flags
+) -> dict[str, str]:
+    """Tell of each transaction with a message for a queue that no topic has, which one.
 
-
-def _that_fit(
-    messages: ReadableRows, ids: pa.Array, queue_column: str, column: str
-) -> tuple[ReadableRows, dict[str, str]]:
-    """Leave out messages for queues that no topic has; return the problems of their transactions.
-
-    Other programs write them; such a row would take the offsets of an honest one. A row without a
-    value in `column` is no message.
+    Other programs write them; such a row would take the offsets of an honest one.
     """
-    queues = messages.rows[queue_column]
-    is_unfit = ~are_queues(queues) & flags(pc.is_valid(messages.rows[column]))
     if not is_unfit.any():
-        return messages, {}
-    owners = ids.take(pa.array(messages.place[is_unfit])).to_pylist()
+        return {}
+    owners = ids.take(pa.array(place[is_unfit])).to_pylist()
     numbers = queues.filter(pa.array(is_unfit)).to_pylist()
     problem = "a message of it is for queue {}, and a topic has queues from 0 to {}"
-    rows = messages.rows.filter(pa.array(~is_unfit))
-    return replace(messages, rows=rows, place=messages.place[~is_unfit]), {
+    return {
         owner: problem.format("null" if number is None else number, MAX_QUEUE_NUMS - 1)
         for owner, number in zip(owners, numbers, strict=True)
     }
@@ -262,30 +743,23 @@ def _names(ids: pa.Array, chosen: Flags) -> list[str]:
     return list(ids.filter(pa.array(chosen)).to_pylist())
 
 
-def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) -> pa.Table:
-    """Make one row for each time that a message becomes visible, in the order of the facts.
+def _ordered(halves: pa.Table, facts: pa.Table, fact_row: Integers) -> pa.Table:
+    """Make a row of the plan for each message that becomes visible, in the order of the facts.
 
     A message may become visible twice: as a dead letter of a DISCARDED life, and by a later COMMIT.
     """
-    has_message = flags(pc.is_valid(halves["real_topic"]))
-    if not has_message.all():
-        halves, place = halves.filter(pa.array(has_message)), place[has_message]
-    row, fact_row = equal_pairs(place, by_id.place, len(by_id.keys))
-    sequence = integers(halves["sequence"], -1)[row]
-    rank_of_row = integers(facts["rank"], 0)[fact_row]
-    if not are_in_order(rank_of_row, sequence):
-        order = np.lexsort((sequence, rank_of_row))
-        row, fact_row = row[order], fact_row[order]
+    sequence = integers(halves["sequence"], -1)
+    if not are_in_order(fact_row, sequence):
+        order = np.lexsort((sequence, fact_row))
+        halves, fact_row = halves.take(pa.array(order)), fact_row[order]
     fact = pa.array(fact_row)
-    if not np.array_equal(row, np.arange(halves.num_rows)):
-        halves = halves.take(pa.array(row))
     topic, due = _topics_and_times(halves, facts, fact)
-    version, ordinal, life, rank = (
-        facts[name].take(fact) for name in ("op_version", "ordinal", "life", "rank")
+    version, ordinal, life, number = (
+        facts[name].take(fact) for name in ("op_version", "ordinal", "life", "fact")
     )
     columns = [topic, halves["real_queue_id"], version, ordinal, life, due, halves["file"],
-               halves["row"], rank, halves["sequence"]]  # fmt: skip
-    return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
+               halves["row"], number, halves["sequence"]]  # fmt: skip
+    return pa.table(columns, names=_PLAN.names)
 
 
 def _topics_and_times(halves: pa.Table, facts: pa.Table, fact: pa.Array) -> tuple[Any, Any]:
@@ -311,181 +785,321 @@ def _topics_and_times(halves: pa.Table, facts: pa.Table, fact: pa.Array) -> tupl
     return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, no_time)
 
 
-def _plans_of_deliveries(
-    half: HalfLog, schedule: ScheduleLog | None, facts: pa.Table, given_up: Collection[str]
-) -> Iterator[Plan]:
-    """Plan DELIVERED facts: first from the schedule, then from half what the schedule lacks.
-
-    The last plan has no rows; it names the transactions whose messages are in neither, or in no
-    queue of a topic.
-    """
-    fact, sequence = list_items(facts["sequences"])
-    by_id = Groups.of(facts["transaction_id"])
-    missing = np.arange(len(fact))
-    unreadable: list[UnreadableFile] = []
-    unfit: dict[str, str] = {}
-    sources: list[tuple[Table, Sequence[str], str]] = [(half.table, _HALF_COLUMNS, "real_queue_id")]
-    if schedule is not None and schedule.refresh().is_there:
-        sources.insert(0, (schedule.table, _SCHEDULE_COLUMNS, "queue_id"))
-    for table, columns, queue_column in sources:
-        ids = by_id.keys if len(missing) else by_id.keys.slice(0, 0)
-        messages = readable_rows(table, ids, columns)
-        unreadable += messages.unreadable
-        messages, problems = _that_fit(messages, ids, queue_column, "sequence")
-        unfit |= problems
-        addresses = (by_id.place[fact[missing]], sequence[missing])
-        row = find_pairs(addresses, (messages.place, integers(messages.rows["sequence"], -1)))
-        is_there = row >= 0
-        rows = messages.rows.take(pa.array(row[is_there]))
-        plan_rows = _delivered_rows(rows, facts, fact[missing[is_there]])
-        yield Plan([PlanFile(table, file) for file in messages.files], plan_rows)
-        missing = missing[~is_there]
-    ids = pc.unique(facts["transaction_id"].take(pa.array(fact[missing])))
-    problems = dict.fromkeys(ids.to_pylist(), "a delivered message is not there")
-    for file in unreadable:
-        problems |= dict.fromkeys(_names(ids, file.covers(ids)), file.problem)
-    problems |= {name: problem for name, problem in unfit.items() if name in problems}
-    no_rows = _delivered_rows(rows.slice(0, 0), facts, fact[:0])
-    yield Plan([], no_rows, _waiting(problems, given_up), frozenset(unfit))
+# --- deliveries -----------------------------------------------------------------------------------
 
 
-def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.Table:
-    """Make the rows of a plan, one for each delivered message; `fact` is the row of its fact."""
-    facts = facts.take(pa.array(fact))
-    topic, queue_id = (
-        messages[name if name in messages.column_names else f"real_{name}"]
-        for name in ("topic", "queue_id")
-    )
-    due = pa.nulls(messages.num_rows, MICROSECONDS_UTC)
-    columns = [topic, queue_id, facts["op_version"], facts["ordinal"], facts["life"], due,
-               messages["file"], messages["row"], facts["rank"], messages["sequence"]]  # fmt: skip
-    return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
-
-
-def _merged(plans: Sequence[Plan]) -> Plan:
-    """Join several plans into one, in the order of the facts."""
-    first_numbers = np.cumsum([0, *(len(plan.files) for plan in plans)])
-    tables = []
-    for plan, first_number in zip(plans, first_numbers.tolist(), strict=False):
-        number = pc.add(plan.rows["file"], pa.scalar(first_number, pa.int32()))
-        column = plan.rows.schema.get_field_index("file")
-        tables.append(plan.rows.set_column(column, _PLAN.field("file"), number))
-    rows = pa.concat_tables(tables)
-    order = np.lexsort((integers(rows["sequence"], -1), integers(rows["rank"], 0)))
-    files = [file for plan in plans for file in plan.files]
-    missing = {name: problem for plan in plans for name, problem in plan.missing.items()}
-    unfit = frozenset[str]().union(*(plan.unfit for plan in plans))
-    return Plan(files, rows.take(pa.array(order)), missing, unfit)
-
-
-def _without(plan: Plan, ranked: pa.Table) -> pa.Table:
-    """Return the rows without those of missing transactions, which wait as a whole."""
-    if not plan.missing:
-        return plan.rows
-    missing = pa.array(list(plan.missing), pa.string())
-    ranks = ranked.filter(pc.is_in(ranked["transaction_id"], value_set=missing))["rank"]
-    return plan.rows.filter(pc.invert(pc.is_in(plan.rows["rank"], value_set=ranks)))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadableRows:
-    """Messages of some transactions, once each.
+class _Deliveries:
+    """The messages that DELIVERED facts name, until each was found in one of the tables.
 
     Attributes:
-        files: all files that may hold them.
-        rows: the messages, each with the number of its file and of its row in it.
-        place: for each message the number of its transaction.
-        unreadable: the files that could not be read.
+        unfit: transactions with a message that no queue of a topic can take, and why.
     """
 
-    files: Sequence[DataFile]
+    def __init__(self, facts: pa.Table) -> None:
+        """Look for all of them."""
+        self._facts = facts
+        self._fact, self._sequence = list_items(facts["sequences"])
+        self._by_id = Groups.of(facts["transaction_id"])
+        self._missing = np.arange(len(self._fact))
+        self._unreadable: list[UnreadableFile] = []
+        self.unfit: dict[str, str] = {}
+
+    def planned(self, table: Table, columns: Sequence[str], queue_column: str) -> Plan:
+        """Plan those that are missing yet and that a table has."""
+        fact, sequence = self._fact[self._missing], self._sequence[self._missing]
+        addresses = (self._by_id.place[fact], sequence)
+        ids = self._by_id.keys if len(fact) else self._by_id.keys.slice(0, 0)
+        files, rows, place = self._read(table, columns, ids, addresses)
+        is_unfit = ~are_queues(rows[queue_column])
+        self.unfit |= _unfit(rows[queue_column], self._by_id.keys, place, is_unfit)
+        rows, place = only(rows, ~is_unfit), place[~is_unfit]
+        row = find_pairs(addresses, (place, integers(rows["sequence"], -1)))
+        is_there = row >= 0
+        self._missing = self._missing[~is_there]
+        plan_rows = _delivered_rows(
+            rows.take(pa.array(row[is_there])), self._facts, fact[is_there], queue_column
+        )
+        return Plan([PlanFile(table, file) for file in files], plan_rows)
+
+    def lost(self) -> dict[str, str]:
+        """Tell of each transaction with a message that no table has, why."""
+        ids = pc.unique(self._facts["transaction_id"].take(pa.array(self._fact[self._missing])))
+        problems = dict.fromkeys(ids.to_pylist(), "a delivered message is not there")
+        for file in self._unreadable:
+            problems |= dict.fromkeys(_names(ids, file.covers(ids)), file.problem)
+        return problems | {name: text for name, text in self.unfit.items() if name in problems}
+
+    def _read(
+        self, table: Table, columns: Sequence[str], ids: pa.Array, addresses: tuple[Any, Any]
+    ) -> tuple[Sequence[DataFile], pa.Table, Integers]:
+        """Read the messages with these addresses; again where an unreadable file was replaced."""
+        for _ in range(MOVED_ATTEMPTS):
+            files, spans = _spans(table, Groups(ids, np.arange(len(ids))), np.arange(len(ids)))
+            tables = [_row_schema(table.schema, columns).empty_table()]
+            places, unreadable = [np.arange(0, dtype=np.int64)], []
+            for rows in _rows_of(table, spans, ids, columns):
+                if isinstance(rows, UnreadableFile):
+                    unreadable.append(rows)
+                    continue
+                is_named = (
+                    find_pairs((rows.place, integers(rows.rows["sequence"], -1)), addresses) >= 0
+                )
+                tables.append(only(rows.rows, is_named))
+                places.append(rows.place[is_named])
+            if not unreadable or not table.search.has_replaced(unreadable):
+                break
+        self._unreadable += unreadable
+        return files, pa.concat_tables(tables), np.concatenate(places)
+
+
+def _delivered_rows(
+    messages: pa.Table, facts: pa.Table, fact: Integers, queue_column: str
+) -> pa.Table:
+    """Make the rows of a plan, one for each delivered message; `fact` is the row of its fact."""
+    facts = facts.take(pa.array(fact))
+    topic = messages[queue_column.replace("queue_id", "topic")]
+    due = pa.nulls(messages.num_rows, MICROSECONDS_UTC)
+    columns = [topic, messages[queue_column], facts["op_version"], facts["ordinal"], facts["life"],
+               due, messages["file"], messages["row"], facts["fact"],
+               messages["sequence"]]  # fmt: skip
+    return pa.table(columns, names=_PLAN.names)
+
+
+# --- rows of files --------------------------------------------------------------------------------
+
+
+class _Span(NamedTuple):
+    """A file, or a row group of a large one, and what it may hold.
+
+    Attributes:
+        number: of the file among those of the plan.
+        rows: how many it has, about; 0 if nobody knows.
+        whole: its file.
+        low, high: the first and the last place of a message in it.
+    """
+
+    number: int
+    part: FilePart
+    rows: int
+    whole: FilePart
+    low: Place = Place(0)
+    high: Place = Place(_LAST)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is read by itself: a row group, or a file of many or of unknown rows."""
+        return self.part.row_group is not None or not 0 < self.rows <= PIECE_ROWS
+
+    def unreadable(self, problem: str) -> UnreadableFile:
+        """Return its file as one that cannot be read: nobody knows which row groups can be."""
+        low, high = (each.get("transaction_id") for each in (self.whole.low, self.whole.high))
+        return UnreadableFile(self.part.file, low, high, problem)
+
+
+class _FoundRows(NamedTuple):
+    """Rows of some transactions, with the numbers of their files and in them; without their id.
+
+    Attributes:
+        place: of each row the number of its transaction.
+        files: the numbers of the files that were read as a whole.
+    """
+
     rows: pa.Table
     place: Integers
-    unreadable: Sequence[UnreadableFile]
+    files: Sequence[int] = ()
 
 
-def readable_rows(table: Table, ids: pa.Array, columns: Sequence[str]) -> ReadableRows:
-    """Read these transactions' messages; read again where an unreadable file was replaced."""
-    for _ in range(MOVED_ATTEMPTS):
-        messages = _rows_now(table, table.files.ranges_holding("transaction_id", ids), ids, columns)
-        if not messages.unreadable or not table.search.has_replaced(messages.unreadable):
-            break
-    return messages
+def _row_schema(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
+    fields = [schema.columns.field(name) for name in columns if name != "transaction_id"]
+    return pa.schema([*fields, *FILE_AND_ROW])
 
 
-def _rows_now(
-    table: Table, spans: Sequence[FileRange], ids: pa.Array, columns: Sequence[str]
-) -> ReadableRows:
-    """Read the messages from the files as they are now; keep the first of equal ones."""
-    fields = [table.schema.columns.field(name) for name in columns if name != "transaction_id"]
-    tables = [pa.schema([*fields, *FILE_AND_ROW]).empty_table()]
-    places, unreadable = [np.arange(0, dtype=np.int64)], []
-    for group in _file_groups(spans, len(ids)):
-        numbered, problems = _numbered_rows(table, spans, group, columns)
-        unreadable += problems
-        if numbered:
-            rows, place = _needed(pa.concat_tables(numbered), ids)
-            tables.append(rows)
-            places.append(place)
-    rows, place = pa.concat_tables(tables), np.concatenate(places)
-    is_first = first_of_each(place, integers(rows["sequence"], -1))
-    if not is_first.all():
-        rows, place = rows.filter(pa.array(is_first)), place[is_first]
-    return ReadableRows([span.file for span in spans], rows, place, unreadable)
+def _spans(
+    table: Table, by_id: Groups, numbers: Integers, reaches: Mapping[str, _Reach] = _NO_REACHES
+) -> tuple[Sequence[DataFile], Sequence[_Span]]:
+    """Find the files that may hold these transactions.
 
+    Many rows come in the order of the places that they may have, and of large files by row group.
 
-def _file_groups(spans: Sequence[FileRange], ids: int) -> Iterator[range]:
-    """Yield the numbers of files to read together.
-
-    Their rows fit into memory, and are many enough for one hash of `ids`.
+    Args:
+        table: half or the schedule.
+        by_id: the transactions of facts.
+        numbers: of these facts.
+        reaches: what is known of files by their rows.
     """
-    start, rows = 0, 0
-    for number, span in enumerate(spans):
-        rows += span.file.num_records
-        if rows >= max(ROWS_READ_AT_ONCE, ids) or number == len(spans) - 1:
-            yield range(start, number + 1)
-            start, rows = number + 1, 0
+    columns = ("transaction_id", "sequence")
+    parts = table.files.parts_holding("transaction_id", by_id.keys, columns)
+    files = [part.file for part in parts]
+    spans = [_Span(number, part, part.file.num_records, part) for number, part in enumerate(parts)]
+    if not _are_many(files):
+        return files, spans
+    spans = [small for span in spans for small in _row_groups(table, span, columns)]
+    return files, _in_order_of_places(spans, by_id, numbers, reaches)
 
 
-def _numbered_rows(
-    table: Table, spans: Sequence[FileRange], group: range, columns: Sequence[str]
-) -> tuple[list[pa.Table], list[UnreadableFile]]:
-    """Read the rows of some files with their numbers; return the unreadable files too."""
+def _are_many(files: Sequence[DataFile]) -> bool:
+    """Tell whether files have so many rows that it pays to read some of them in order."""
+    return sum(file.num_records for file in files) > PIECE_ROWS
+
+
+def _row_groups(table: Table, span: _Span, columns: Sequence[str]) -> Sequence[_Span]:
+    """Split a large file into its row groups; one that cannot be read stays whole."""
+    if span.rows <= PIECE_ROWS:
+        return [span]
+    try:
+        groups = table.rows.row_groups(span.part, columns)
+    except StorageError:
+        return [span]
+    return [_Span(span.number, group, len(group.rows), span.part) for group in groups or ()] or [
+        span
+    ]
+
+
+def _in_order_of_places(
+    spans: Sequence[_Span], by_id: Groups, numbers: Integers, reaches: Mapping[str, _Reach]
+) -> Sequence[_Span]:
+    """Order spans by the first place that each may hold; leave out those that hold none."""
+    order = pc.array_sort_indices(by_id.keys).to_numpy()
+    names = by_id.keys.take(pa.array(order)).to_pylist()
+    facts = Groups(by_id.keys, by_id.place)
+    firsts, lasts = facts.smallest(numbers, _LAST)[order], facts.largest(numbers, -1)[order]
+    placed: list[_Span] = []
+    for span in spans:
+        low, high = span.part.low, span.part.high
+        first = bisect_left(names, low["transaction_id"]) if _is_text(low) else 0
+        last = bisect_right(names, high["transaction_id"]) if _is_text(high) else len(names)
+        if first < last:
+            has_nulls = "sequence" not in span.part.without_nulls
+            begin = Place(int(firsts[first:last].min()), _sequence(low, _FIRST))
+            end = Place(int(lasts[first:last].max()), _sequence(high, _LAST))
+            # A null stands before all numbers, and ranges do not tell of it.
+            begin = Place(begin.fact) if has_nulls else begin
+            reach = reaches.get(span.part.file.path, _Reach(begin, end))
+            begin, end = max(begin, reach.low), min(end, reach.high)
+            placed.append(span._replace(low=begin, high=end))
+    return sorted(placed, key=lambda span: span.low)
+
+
+def _is_text(bound: Mapping[str, Any]) -> bool:
+    return isinstance(bound.get("transaction_id"), str)
+
+
+def _sequence(bound: Mapping[str, Any], unknown: int) -> int:
+    value = bound.get("sequence")
+    return value if isinstance(value, int) else unknown
+
+
+def _rows_of(
+    table: Table,
+    spans: Sequence[_Span],
+    ids: pa.Array,
+    columns: Sequence[str],
+    selection: _Selection | None = None,
+) -> Iterator[_FoundRows | UnreadableFile]:
+    """Yield the rows of these transactions, some files at a time, and the unreadable files.
+
+    What is read together fits into memory, and is enough for one hash of `ids`. With a `selection`
+    a span is left out that may hold nothing for it when its turn comes.
+    """
+    together, count = list[_Span](), 0
+    enough = PIECE_ROWS if selection is None else selection.rows_at_once
+    for span in spans:
+        if selection is not None and not selection.may_take(span):
+            continue
+        together.append(span)
+        count += span.rows
+        if count >= max(enough, len(ids)) or not span.rows:
+            yield from _read(table, together, ids, columns)
+            together, count = [], 0
+    if together:
+        yield from _read(table, together, ids, columns)
+
+
+def _read(
+    table: Table, spans: Sequence[_Span], ids: pa.Array, columns: Sequence[str]
+) -> Iterator[_FoundRows | UnreadableFile]:
+    """Read small files at once, and large ones each by itself."""
+    small = [span for span in spans if not span.is_large]
+    if small:
+        yield from _together(table, small, ids, columns)
+    large = [span for span in spans if span.is_large]
+    for _, parts in groupby(large, lambda span: span.number):
+        yield from _pieces_of(table, list(parts), ids, columns)
+
+
+def _together(
+    table: Table, spans: Sequence[_Span], ids: pa.Array, columns: Sequence[str]
+) -> Iterator[_FoundRows | UnreadableFile]:
+    """Read some files at once, or one by one where one of them cannot be read."""
     if not table.search.has_unreadable:
         try:
-            rows, counts = table.rows.read_counted(
-                [spans[number].file for number in group], columns
-            )
-            return [_numbered(rows, group, counts)], []
+            rows, counts = table.rows.read_counted([span.part.file for span in spans], columns)
+            numbers = [span.number for span in spans]
         except MemoryError:
             raise
         except Exception:  # noqa: BLE001, S110 - read again, file by file
             pass
-    numbered, unreadable = [], []
-    for number in group:
-        span = spans[number]
-        rows, problem = table.search.readable(
-            span.file, partial(table.rows.read, [span.file], columns)
-        )
-        if rows is None:
-            unreadable.append(UnreadableFile(span.file, span.low, span.high, problem))
         else:
-            numbered.append(_numbered(rows, [number], [rows.num_rows]))
-    return numbered, unreadable
+            yield _found_in_files(rows, numbers, counts, ids)
+            return
+    for span in spans:
+        file = span.part.file
+        rows, problem = table.search.readable(file, partial(table.rows.read, [file], columns))
+        if rows is None:
+            yield span.unreadable(problem)
+        else:
+            yield _found_in_files(rows, [span.number], [rows.num_rows], ids)
 
 
-def _numbered(rows: pa.Table, files: Sequence[int], counts: Sequence[int]) -> pa.Table:
-    """Add to each row the number of its file and its own number in the file."""
-    numbers = pa.array(np.repeat(np.array(files, dtype=np.int32), counts))
-    firsts = np.cumsum([0, *counts[:-1]])
-    row_numbers = pa.array(np.arange(rows.num_rows) - np.repeat(firsts, counts))
-    return rows.append_column("file", numbers).append_column("row", row_numbers)
+def _pieces_of(
+    table: Table, spans: Sequence[_Span], ids: pa.Array, columns: Sequence[str]
+) -> Iterator[_FoundRows | UnreadableFile]:
+    """Read a large file, or some of its row groups, piece by piece."""
+    number, parts = spans[0].number, sorted((span.part for span in spans), key=_row_group)
+    # A file without row groups here has as many rows as it has.
+    numbers = np.concatenate([np.arange(part.rows.start, part.rows.stop) for part in parts])
+    first = 0
+    try:
+        for rows in _read_again(table, parts, columns):
+            places = np.arange(first, first + rows.num_rows)
+            first += rows.num_rows
+            row_numbers = numbers[places] if len(numbers) else places
+            yield _found(rows, np.full(rows.num_rows, number, np.int32), row_numbers, ids)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to
+        problem = f"{parts[0].file.path}: {problem_of(error.__cause__ or error)}"
+        yield spans[0].unreadable(problem)
 
 
-def _needed(rows: pa.Table, ids: pa.Array) -> tuple[pa.Table, Integers]:
-    """Pick the rows of these transactions, without the id, and the place of each in `ids`."""
+def _read_again(
+    table: Table, parts: Sequence[FilePart], columns: Sequence[str]
+) -> Iterable[pa.Table]:
+    """Read parts of a file; few rows once more after an error that may pass."""
+    if 0 < sum(len(part.rows) for part in parts) <= PIECE_ROWS:
+        name = table.schema.name
+        return read_again(name, lambda: list(table.rows.pieces_of_parts(parts, columns)))
+    return table.rows.pieces_of_parts(parts, columns)
+
+
+def _row_group(part: FilePart) -> int:
+    return part.row_group or 0
+
+
+def _found_in_files(
+    rows: pa.Table, files: Sequence[int], counts: Sequence[int], ids: pa.Array
+) -> _FoundRows:
+    numbers = np.repeat(np.array(files, dtype=np.int32), counts)
+    firsts = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+    return _found(rows, numbers, np.arange(rows.num_rows) - firsts, ids)._replace(files=files)
+
+
+def _found(
+    rows: pa.Table, numbers: np.ndarray[Any, Any], row_numbers: Integers, ids: pa.Array
+) -> _FoundRows:
+    """Pick the rows of these transactions, and number them: their files, and themselves in them."""
     place = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
-    rows, is_needed = rows.drop_columns(["transaction_id"]), place >= 0
-    if is_needed.all():
-        return rows, place
-    return rows.filter(pa.array(is_needed)), place[is_needed]
+    rows = rows.drop_columns(["transaction_id"])
+    rows = rows.append_column("file", pa.array(numbers)).append_column("row", pa.array(row_numbers))
+    is_needed = place >= 0
+    return _FoundRows(only(rows, is_needed), place[is_needed])

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,13 +26,12 @@ from txmq.errors import (
     TopicBehindError,
 )
 from txmq.ground.clock import Clock
-from txmq.ground.columns import integers
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.handles import is_survivable
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.announcement import PublishWatch
 from txmq.publish.engines import EngineChoice
-from txmq.publish.plan import Plan, readable_plan
+from txmq.publish.plan import Plans, plans_of
 from txmq.publish.progress import (
     ParkedTopic,
     PublishProgress,
@@ -221,21 +219,29 @@ class PublishRound:
         result = PublishResult()
         if mark > low:
             for step in self._steps(low, mark):
-                result += self._end_writing() + self._publish_step(step, goes_on=goes_on)
+                result += self._end_writing()
+                while self._progress.low_water_version < step:
+                    result += self._publish_step(step, goes_on=goes_on)
+                    if self._writing is not None and self._writing.goal.mark < step:
+                        result += self._end_writing()
+                    elif self._writing is not None:
+                        break
         return result if goes_on else result + self._end_writing()
 
-    def _steps(self, after: int, through: int) -> list[int]:
+    def _steps(self, after: int, through: int) -> Iterator[int]:
         """Split a range into op versions with about `publish_batch_rows` facts between two."""
-        if through - after <= FIRST_SPAN_VERSIONS:
-            return [through]
-        facts = self._settled.between(after, through, ("op_version",))
-        versions = np.sort(integers(facts["op_version"], after))
         rows = self._store.config.publish_batch_rows
-        ends = np.unique(versions[rows - 1 :: rows])
-        return [*ends[ends < through].tolist(), through]
+        while through - after > FIRST_SPAN_VERSIONS:
+            after = self._settled.step(after, through, rows)
+            yield after
+        if after < through:
+            yield through
 
     def _publish_step(self, mark: int, *, goes_on: bool = False) -> PublishResult:
-        """Plan what is missing up to a mark, and write it or begin to: see `_end_writing`."""
+        """Plan what is missing up to a mark, or up to where it is `publish_batch_rows` messages.
+
+        Write it, or begin to: see `_end_writing`.
+        """
         low = self._progress.low_water_version
         facts = self._settled.to_show(low, mark)
         if not facts.num_rows:
@@ -246,13 +252,14 @@ class PublishRound:
         begun_s = time.monotonic()
         goal = self._goal(facts, low, mark)
         if goal is None:
-            return self._publish_step(mark, goes_on=goes_on)
+            return PublishResult()
         reached(FailPoint.PLAN_MADE)
-        names = [name for name in goal.plan.topics() if name not in self._progress.parked]
-        # With one thread a publisher does one thing after the other.
-        beside = goes_on and self._store.config.publish_threads > 1
+        names = [name for name in goal.plans.topics() if name not in self._progress.parked]
+        # With one thread a publisher does one thing after the other, and so it does while it plans
+        # pieces, for which it needs the half log.
+        beside = goes_on and self._store.config.publish_threads > 1 and goal.plans.is_whole
         write = self._topics.try_each if beside else self._topics.write_each
-        self._writing = Writing(facts, goal, begun_s, write(names, goal), may_try_again=beside)
+        self._writing = Writing(goal, begun_s, write(names, goal), may_try_again=beside)
         return PublishResult() if beside else self._end_writing()
 
     def _goal(
@@ -263,39 +270,43 @@ class PublishRound:
         Returns: the goal; None if messages are missing and another publisher was further. Retention
             may have taken what it has published, to all topics or to the one that is `parked`.
         """
-        plan, facts = self._plan(facts, after)
-        if plan.missing:
+        plans = self._plans(facts, after)
+        if plans.missing:
             if self._join_progress() if parked is None else self._topics.mark(parked) > after:
                 return None
-            self._waiting.keep_problems(plan.missing, after)
+            self._waiting.keep_problems(plans.missing, after)
+        mark = mark if plans.through is None else plans.through
         fingerprint = (
             self._settled.fingerprint
             if mark == self._settled.mark
             else commit_fingerprint(self._op.table, mark)
         )
-        return Goal(plan, facts, after, mark, fingerprint)
+        return Goal(plans, after, mark, fingerprint)
 
-    def _plan(self, facts: pa.Table, after: int) -> tuple[Plan, pa.Table]:
-        """Plan these facts; set aside the transactions that make planning fail.
+    def _plans(self, facts: pa.Table, after: int) -> Plans:
+        """Plan these facts; set aside the transactions that make planning fail."""
+        rows = self._store.config.publish_batch_rows
 
-        Returns: the plan, and the facts that it was made of.
-        """
+        def plan_some(some_ids: Collection[str]) -> Plans:
+            some = facts_about(facts, some_ids)
+            return plans_of(self._half, some, self._schedule, piece_rows=rows)
+
         try:
-            return readable_plan(self._half, facts, self._schedule), facts
+            return plans_of(self._half, facts, self._schedule, piece_rows=rows)
         except NOBODYS_FAULT:
             raise
         except Exception:
-
-            def plan_some(some_ids: Collection[str]) -> Plan:
-                return readable_plan(self._half, facts_about(facts, some_ids), self._schedule)
-
-            ids = pc.unique(facts["transaction_id"]).to_pylist()
-            problems = culprits(ids, plan_some)
-            if not problems:
-                raise
-            self._waiting.keep_problems(problems, after)
-            facts = facts_about(facts, {*ids} - problems.keys())
-            return readable_plan(self._half, facts, self._schedule), facts
+            ids = set(pc.unique(facts["transaction_id"]).to_pylist())
+            while problems := culprits(list(ids), plan_some):
+                self._waiting.keep_problems(problems, after)
+                ids -= problems.keys()
+                try:
+                    return plan_some(ids)
+                except NOBODYS_FAULT:
+                    raise
+                except Exception:  # noqa: BLE001, S112 - others came to light in a later piece
+                    continue
+            raise
 
     def _end_writing(self) -> PublishResult:
         """Wait until the topics of the last step are written; then advance to its mark."""
@@ -305,7 +316,7 @@ class PublishRound:
         writing.wait()
         self._writing = None
         result = self._written(writing)
-        latency = publish_latency(writing.facts, self._clock.now_ms())
+        latency = publish_latency(writing.goal.plans.facts, self._clock.now_ms())
         result += PublishResult(publish_latency=latency)
         self._published_s = time.monotonic() - writing.begun_s
         reached(FailPoint.TOPICS_DONE)
@@ -318,7 +329,7 @@ class PublishRound:
         Raises: SourceRestoredError, after all other topics.
         """
         goal = writing.goal
-        result = PublishResult(set_aside=len(goal.plan.missing))
+        result = PublishResult(set_aside=len(goal.plans.missing))
         restored: SourceRestoredError | None = None
         for name in writing.tasks:
             try:
@@ -371,9 +382,11 @@ class PublishRound:
         try:
             self._topics.expect([name])
             for step in self._steps(parked.from_version, mark):
-                result += self._catch_up_to(name, parked.from_version, step)
-                parked = replace(parked, from_version=max(parked.from_version, step))
-                self._progress = self._progress.with_parked(name, parked)
+                while parked.from_version < step:
+                    written, reached_version = self._catch_up_to(name, parked.from_version, step)
+                    result += written
+                    parked = replace(parked, from_version=reached_version)
+                    self._progress = self._progress.with_parked(name, parked)
         except SourceRestoredError:
             raise
         except BaseException as error:  # noqa: BLE001 - one topic must not stop the others
@@ -382,18 +395,21 @@ class PublishRound:
             self._end_parking(name, mark)
         return result
 
-    def _catch_up_to(self, name: str, after: int, step: int) -> PublishResult:
-        """Write what a parked topic lacks up to one step."""
+    def _catch_up_to(self, name: str, after: int, step: int) -> tuple[PublishResult, int]:
+        """Write what a parked topic lacks up to one step, or a part of it.
+
+        Returns: the result, and the version up to which the topic is complete.
+        """
         # Another publisher may have caught up already, and retention taken what it has published.
         after = max(after, self._topics.mark(name))
         if after >= step:
-            return PublishResult()
+            return PublishResult(), step
         facts = self._settled.to_show(after, step)
         self._half.table.refresh()
         goal = self._goal(facts, after, step, name)
         if goal is None:
-            return self._catch_up_to(name, after, step)
-        return self._topics.write(name, goal)
+            return PublishResult(), after
+        return self._topics.write(name, goal), goal.mark
 
     def _end_parking(self, name: str, mark: int) -> None:
         """Let the topic go on with the others, if it is where they are."""
@@ -467,13 +483,11 @@ class Writing:
     """The step of a publisher whose topics are being written, or have been.
 
     Attributes:
-        facts: those that the step shows.
         begun_s: when the step began, by `time.monotonic`.
         tasks: the result of each topic.
         may_try_again: whether `TopicWriter.write` is to be called for a topic whose task failed.
     """
 
-    facts: pa.Table
     goal: Goal
     begun_s: float
     tasks: Mapping[str, Future[PublishResult]]

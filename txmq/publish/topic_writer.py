@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.files import UnreadableFile
 from txmq.delta.log_files import commit_fingerprint, delete_files
+from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import MARKS_PROPERTY
 from txmq.delta.until_committed import until_committed
 from txmq.errors import (
@@ -33,8 +34,8 @@ from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.ground.results import Sum
 from txmq.ground.tasks import called, submitted
 from txmq.publish.announcement import PublishWatch
-from txmq.publish.engines import EngineChoice
-from txmq.publish.plan import Plan
+from txmq.publish.engines import EngineChoice, suits_spark
+from txmq.publish.plan import NumberedPlan, Plan, Plans
 from txmq.publish.progress import RESTORED
 from txmq.store.known import lost_by_others, problem_of_loss
 from txmq.store.settled import NOTHING
@@ -82,18 +83,62 @@ class PublishResult(Sum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a topic shall have: the plan's messages of `facts` in the op versions up to `mark`.
+    """What a topic shall have: the planned messages of the op versions up to `mark`.
 
     Attributes:
         after: the topic has all messages up to this version.
         fingerprint: of the op log's commit at `mark`.
     """
 
-    plan: Plan
-    facts: pa.Table
+    plans: Plans
     after: int
     mark: int
     fingerprint: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Missing:
+    """The messages that a topic lacks: those above an op version, without some facts.
+
+    Attributes:
+        after: the op version.
+        is_out: of each fact of the plans, whether its messages are left out.
+    """
+
+    plans: Plans
+    topic: str
+    after: int
+    is_out: Flags
+
+    def pieces(self) -> Iterator[Plan]:
+        """Plan them piece by piece, as `Plans.of_topic`."""
+        for plan in self.plans.of_topic(self.topic, self.after):
+            rest = plan.without(self.is_out)
+            if rest.rows.num_rows:
+                yield rest
+
+    def size_bytes(self) -> int:
+        """Return how large their bodies are, at most and about."""
+        return self.plans.size_bytes(self.topic)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NewMessages:
+    """Messages that are written and not committed.
+
+    Attributes:
+        first: the plan of the first piece, alone.
+        next_offsets: of each queue behind its last message.
+    """
+
+    first: list[Plan]
+    files: list[NewFile]
+    next_offsets: dict[int, int]
+
+    @property
+    def first_version(self) -> int:
+        """The op version of the first message."""
+        return int(pc.min(self.first[0].rows["op_version"]).as_py())
 
 
 class TopicWriter:
@@ -141,22 +186,23 @@ class TopicWriter:
         Raises: CommitConflictError, SourceRestoredError, TopicBehindError, and what the engine
             raises.
         """
-        topic, plan, refused, set_aside = self._topic(name), goal.plan, 0, 0
+        topic, is_out, refused, set_aside = self._topic(name), goal.plans.no_facts(), 0, 0
 
         def compute() -> PublishResult:
-            nonlocal plan, refused, set_aside
-            while (missing := self._missing(topic, plan, goal)) is not None:
+            nonlocal refused, set_aside
+            while (after := self._lacks_after(topic, goal)) is not None:
+                missing = Missing(goal.plans, name, after, is_out)
                 try:
                     result = self._appended(topic, missing, goal, goal.mark)
                 except CommitRefusedError:
                     refused += 1
                     raise
                 except Exception as error:
-                    problems = self._culprits(topic, missing, goal.facts, error)
+                    problems = self._culprits(topic, missing, error)
                     if not problems:
                         raise
                     set_aside += self._set_aside(problems, goal.after)
-                    plan = _without(missing, goal.facts, problems)
+                    is_out[goal.plans.are_about(problems)] = True
                 else:
                     return replace(result, refused=refused, set_aside=set_aside)
             return PublishResult(refused=refused, set_aside=set_aside)
@@ -173,27 +219,26 @@ class TopicWriter:
 
         Raises: as `write`.
         """
-        topic, plan, refused = self._topic(name), goal.plan.of_topic(name, NOTHING), 0
+        topic, is_out, refused = self._topic(name), goal.plans.no_facts(), 0
 
         def compute() -> PublishResult:
-            nonlocal plan, refused
+            nonlocal refused
             self._checked_end(topic)
-            shown = _is_shown(topic, plan, goal.facts)
-            while (missing := plan.only(pa.array(~shown))).rows.num_rows:
+            is_shown = _are_shown(topic, goal.plans.facts)
+            while True:
+                missing = Missing(goal.plans, name, NOTHING, is_out | is_shown)
                 try:
                     result = self._appended(topic, missing, goal, NOTHING)
                 except CommitRefusedError:
                     refused += 1
                     raise
                 except Exception as error:
-                    problems = self._culprits(topic, missing, goal.facts, error)
+                    problems = self._culprits(topic, missing, error)
                     if not problems or not problems.keys() <= set(given_up):
                         raise
-                    plan = _without(plan, goal.facts, problems)
-                    shown = _is_shown(topic, plan, goal.facts)
+                    is_out[goal.plans.are_about(problems)] = True
                 else:
                     return replace(result, refused=refused)
-            return PublishResult(refused=refused)
 
         return until_committed(topic.table, compute, self._store.config.commit_attempts)
 
@@ -247,17 +292,17 @@ class TopicWriter:
         """Append the missing messages to a topic; a refused commit and all errors are raised."""
         topic = self._topic(name)
         topic.table.refresh()
-        missing = self._missing(topic, goal.plan, goal)
-        if missing is None:
+        after = self._lacks_after(topic, goal)
+        if after is None:
             return PublishResult()
+        missing = Missing(goal.plans, name, after, goal.plans.no_facts())
         return self._appended(topic, missing, goal, goal.mark)
 
-    def _missing(self, topic: TopicLog, plan: Plan, goal: Goal) -> Plan | None:
-        """Plan what the pinned version of a topic lacks; None if it lacks nothing."""
+    def _lacks_after(self, topic: TopicLog, goal: Goal) -> int | None:
+        """Return the op version after which the pinned version of a topic may lack messages."""
         self._checked_end(topic)
         self._check_not_ahead(topic, goal.mark)
-        missing = plan.of_topic(topic.name, max(goal.after, topic.mark))
-        return missing if goal.mark > topic.mark and missing.rows.num_rows else None
+        return max(goal.after, topic.mark) if goal.mark > topic.mark else None
 
     def _refreshed_end(self, topic: TopicLog) -> TopicEnd:
         topic.table.refresh()
@@ -290,56 +335,71 @@ class TopicWriter:
             problem = f"is published up to {topic.mark}, but only {settled} is settled"
             raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
 
-    def _appended(self, topic: TopicLog, missing: Plan, goal: Goal, mark: int) -> PublishResult:
+    def _appended(self, topic: TopicLog, missing: Missing, goal: Goal, mark: int) -> PublishResult:
         """Append messages in one commit; note how far the topic is, `mark` if that is further."""
-        end, count = self.ends[topic.name], missing.rows.num_rows
-        self._append(topic, missing, goal)
+        end, begun_ns = self.ends[topic.name], time.time_ns()
+        new = self._written(topic, missing)
+        if new is None:
+            return PublishResult()
+        reached(FailPoint.PAYLOAD_WRITTEN)
+        if goal.mark > topic.mark:
+            is_late = new.first_version <= topic.mark
+            marks = (goal.mark, new.next_offsets, goal.fingerprint)
+            topic.swap_files(new.files, *marks, is_late=is_late)
+        else:
+            topic.add_files(new.files, new.next_offsets)
+        reached(FailPoint.TOPIC_COMMITTED)
+        self._watch.published(topic.name, new.first[0], begun_ns)
+        count = sum(file.num_records for file in new.files)
         self.ends[topic.name] = end.appended(mark, count)
         return PublishResult(published=count, topic_commits=1)
 
-    def _append(self, topic: TopicLog, missing: Plan, goal: Goal) -> None:
-        """Write the files, commit them to the topic, and tell the hooks."""
-        begun_ns = time.time_ns()
-        begin = topic.next_offsets(pc.unique(missing.rows["queue_id"]).to_pylist())
-        offsets, next_offsets = offsets_in_order(missing.rows["queue_id"], begin)
-        engine = self._engines.engine_for(missing, topic.table)
-        files = engine.write(topic.table, missing, pa.array(offsets), self._clock.now_ms())
-        reached(FailPoint.PAYLOAD_WRITTEN)
-        if goal.mark > topic.mark:
-            is_late = pc.min(missing.rows["op_version"]).as_py() <= topic.mark
-            topic.swap_files(files, goal.mark, next_offsets, goal.fingerprint, is_late=is_late)
-        else:
-            topic.add_files(files, next_offsets)
-        reached(FailPoint.TOPIC_COMMITTED)
-        self._watch.published(topic.name, missing, begun_ns)
+    def _written(self, topic: TopicLog, missing: Missing) -> _NewMessages | None:
+        """Write the files of messages; None if there are no messages."""
+        new = _NewMessages([], [], {})
+        for is_for_spark, plans in groupby(self._numbered(topic, missing, new), suits_spark):
+            engine = self._engines.engine_for(
+                topic.table, missing.size_bytes(), is_for_spark=is_for_spark
+            )
+            new.files.extend(engine.write(topic.table, plans, self._clock.now_ms()))
+        return new if new.files else None
+
+    @staticmethod
+    def _numbered(topic: TopicLog, missing: Missing, new: _NewMessages) -> Iterator[NumberedPlan]:
+        """Plan the messages with their offsets; `new` says where they end."""
+        for plan in missing.pieces():
+            if not new.first:
+                new.first.append(plan)
+            queues = pc.unique(plan.rows["queue_id"]).to_pylist()
+            begin = {**topic.next_offsets(queues), **new.next_offsets}
+            offsets, ends = offsets_in_order(plan.rows["queue_id"], begin)
+            new.next_offsets.update(ends)
+            yield NumberedPlan(plan, offsets)
 
     # --- transactions that cannot be written ------------------------------------------------------
 
-    def _culprits(
-        self, topic: TopicLog, missing: Plan, facts: pa.Table, error: Exception
-    ) -> dict[str, str]:
+    def _culprits(self, topic: TopicLog, missing: Missing, error: Exception) -> dict[str, str]:
         """Find the transactions that are to blame for an error of the engine, if any is."""
         if isinstance(error, UnreadableFileError):
-            return _owners_of_file(missing, facts, error)
+            return _owners_of_file(missing, error)
         if isinstance(error, NOBODYS_FAULT):
             return {}
-        owners = missing.owners(facts)
-        ids = pc.unique(owners).drop_null().to_pylist()
-        return culprits(ids, partial(self._try, topic, missing, owners))
+        problems: dict[str, str] = {}
+        for plan in missing.pieces():
+            ids = missing.plans.owners_in(plan)
+            problems |= culprits(ids, partial(self._try, topic, missing, plan))
+        return problems
 
     def _try(
-        self,
-        topic: TopicLog,
-        missing: Plan,
-        owners: pa.ChunkedArray,
-        transaction_ids: Sequence[str],
+        self, topic: TopicLog, missing: Missing, plan: Plan, transaction_ids: Sequence[str]
     ) -> None:
         """Write the messages of some transactions into files that no commit names."""
-        chosen = pa.array(transaction_ids, pa.string())
-        plan = missing.only(pc.is_in(owners, value_set=chosen))
-        offsets = pa.array(np.zeros(plan.rows.num_rows, dtype=np.int64))
-        engine = self._engines.engine_for(plan, topic.table)
-        files = engine.write(topic.table, plan, offsets, self._clock.now_ms())
+        plan = plan.without(~missing.plans.are_about(transaction_ids))
+        plans = [NumberedPlan(plan, np.zeros(plan.rows.num_rows, dtype=np.int64))]
+        engine = self._engines.engine_for(
+            topic.table, missing.size_bytes(), is_for_spark=suits_spark(plans[0])
+        )
+        files = engine.write(topic.table, plans, self._clock.now_ms())
         delete_files(topic.table.folder, [file.path for file in files])
 
     # --- opening ----------------------------------------------------------------------------------
@@ -407,23 +467,17 @@ def clashing_names(store: Store, names: Iterable[str]) -> dict[str, str]:
     return clashes
 
 
-def _without(plan: Plan, facts: pa.Table, transaction_ids: Iterable[str]) -> Plan:
-    """Return the plan without the messages of these transactions."""
-    gone = pa.array(list(transaction_ids), pa.string())
-    return plan.only(pc.invert(pc.is_in(plan.owners(facts), value_set=gone)))
-
-
-def _owners_of_file(plan: Plan, facts: pa.Table, error: UnreadableFileError) -> dict[str, str]:
+def _owners_of_file(missing: Missing, error: UnreadableFileError) -> dict[str, str]:
     """Find the transactions with messages in the file; none if another process replaced it."""
-    numbers = [n for n, source in enumerate(plan.files) if source.file.path == error.path]
-    sources = [plan.files[number] for number in numbers]
-    problem = str(error)
-    files = [UnreadableFile(source.file, None, None, problem) for source in sources]
-    if any(s.table.search.has_replaced([f]) for s, f in zip(sources, files, strict=True)):
-        return {}
-    is_in_file = pc.is_in(plan.rows["file"], value_set=pa.array(numbers, pa.int32()))
-    owners = pc.unique(plan.owners(facts).filter(is_in_file)).drop_null()
-    return dict.fromkeys(owners.to_pylist(), problem)
+    owners: dict[str, str] = {}
+    for plan in missing.pieces():
+        numbers = [n for n, source in enumerate(plan.files) if source.file.path == error.path]
+        problem = str(error)
+        if any(missing.plans.has_replaced(plan.files[number], problem) for number in numbers):
+            return {}
+        is_in_file = pc.is_in(plan.rows["file"], value_set=pa.array(numbers, pa.int32()))
+        owners |= dict.fromkeys(missing.plans.owners_in(plan.only(is_in_file)), problem)
+    return owners
 
 
 def culprits(
@@ -458,15 +512,19 @@ def culprits(
     return {}
 
 
-def _is_shown(topic: TopicLog, plan: Plan, facts: pa.Table) -> Flags:
-    """Tell which messages the topic has already; one commit appends all messages of a fact."""
-    owners = plan.owners(facts)
-    ids = pc.unique(owners).drop_null()
-    rows = topic.table.search.rows_of("transaction_id", ids, ("transaction_id", "op_version"))
-    return flags(pc.is_in(_key(owners, plan.rows), value_set=_key(rows["transaction_id"], rows)))
+def _are_shown(topic: TopicLog, facts: pa.Table) -> Flags:
+    """Tell of which facts the topic has the messages; one commit appends all of a fact."""
+    ids = pc.unique(facts["transaction_id"])
+    columns = ("transaction_id", "op_version")
+    rows = topic.table.search.rows_of("transaction_id", ids, columns, _once_each)
+    return flags(pc.is_in(_key(facts), value_set=_key(rows)))
 
 
-def _key(transaction_ids: pa.ChunkedArray, rows: pa.Table) -> pa.ChunkedArray:
+def _once_each(rows: pa.Table) -> pa.Table:
+    return rows.group_by(rows.column_names, use_threads=False).aggregate([])
+
+
+def _key(rows: pa.Table) -> pa.ChunkedArray:
     """Join the transaction and the op version of each row to one text."""
     version = rows["op_version"].cast(pa.string())
-    return pc.binary_join_element_wise(transaction_ids, version, "/")
+    return pc.binary_join_element_wise(rows["transaction_id"], version, "/")

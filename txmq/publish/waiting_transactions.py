@@ -15,7 +15,7 @@ from txmq.delta.log_files import commit_fingerprint
 from txmq.errors import CommitRefusedError, SourceRestoredError
 from txmq.ground.clock import Clock
 from txmq.ground.handles import is_survivable
-from txmq.publish.plan import Plan, readable_plan
+from txmq.publish.plan import Plans, plans_of
 from txmq.publish.progress import RetryPauses
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
@@ -221,18 +221,16 @@ class WaitingTransactions:
     ) -> tuple[PublishResult, Collection[str]]:
         """Append what their topics lack; return also whose messages are not all there yet."""
         given_up = given_up_by(entries)
-        plan, facts, strange = self._plan(entries, self._facts(entries, low))
+        plans, strange = self._plans(entries, self._facts(entries, low))
         fingerprint = commit_fingerprint(self._op.table, low)
-        result, waiting = PublishResult(), {*plan.missing, *strange}
-        topics.expect(plan.topics())
-        for name in plan.topics():
-            topic_plan = plan.of_topic(name, NOTHING)
-            owners = pc.unique(topic_plan.owners(facts)).to_pylist()
+        result, waiting = PublishResult(), {*plans.missing, *strange}
+        topics.expect(plans.topics())
+        goal = Goal(plans, NOTHING, low, fingerprint)
+        for name in plans.topics():
             if name in parked:
-                waiting.update(owners)
+                waiting.update(plans.owners(name))
                 continue
             try:
-                goal = Goal(topic_plan, facts, NOTHING, low, fingerprint)
                 result += topics.write_late(name, goal, given_up)
             except SourceRestoredError:
                 raise
@@ -241,7 +239,7 @@ class WaitingTransactions:
                     raise
                 kind = type(error).__name__
                 logger.warning("topic %s: set-aside messages cannot be written (%s)", name, kind)
-                waiting.update(owners)
+                waiting.update(plans.owners(name))
         return result, waiting
 
     def _facts(self, entries: Mapping[str, SetAside], low: int) -> pa.Table:
@@ -252,29 +250,29 @@ class WaitingTransactions:
         places = pc.index_in(facts["transaction_id"], value_set=ids)
         return facts.filter(pc.greater(facts["op_version"], after.take(places.combine_chunks())))
 
-    def _plan(
+    def _plans(
         self, entries: Mapping[str, SetAside], facts: pa.Table
-    ) -> tuple[Plan, pa.Table, Collection[str]]:
+    ) -> tuple[Plans, Collection[str]]:
         """Plan these facts; transactions that make planning fail go on waiting.
 
-        Returns: the plan, its facts, and the transactions that go on waiting.
+        Returns: the plans, and the transactions that go on waiting.
         """
         given_up = given_up_by(entries)
 
-        def planned(names: Collection[str]) -> tuple[Plan, pa.Table]:
-            facts_of_names = facts_about(facts, names)
-            plan = readable_plan(self._half, facts_of_names, self._schedule, given_up)
-            return plan, facts_of_names
+        def planned(names: Collection[str]) -> Plans:
+            some = facts_about(facts, names)
+            return plans_of(self._half, some, self._schedule, given_up, rows, is_all=True)
 
+        rows = self._store.config.publish_batch_rows
         try:
-            return *planned(entries), ()
+            return planned(entries), ()
         except NOBODYS_FAULT:
             raise
         except Exception:
             strange = culprits(list(entries), planned)
             if not strange:
                 raise
-            return *planned(entries.keys() - strange.keys()), strange
+            return planned(entries.keys() - strange.keys()), strange
 
     def _end(self, done: Mapping[str, SetAside]) -> None:
         """Take transactions out of the register."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +18,7 @@ from txmq.delta.table import Table
 from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import Integers, in_order
-from txmq.publish.plan import COPIED, GIVEN, Plan
+from txmq.publish.plan import COPIED, GIVEN, NumberedPlan, Plan, merged
 from txmq.spark.settings import MICROSECONDS, change_setting, spark_writer
 from txmq.store.schemas import TOPIC
 
@@ -42,10 +42,13 @@ class SparkEngine:
         for name, value in MICROSECONDS.items():
             change_setting(spark, name, value, way_out="Set payload_engine to arrow or auto.")
 
-    def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
+    def write(self, topic: Table, plans: Iterable[NumberedPlan], now_ms: int) -> list[NewFile]:
         """Write the messages as PayloadEngine says; the bodies go through Spark alone."""
-        numbered = plan.rows.append_column("queue_offset", offsets)
-        half = plan.files[0].table
+        return [file for large in _large(plans) for file in self._written(topic, *large, now_ms)]
+
+    def _written(self, topic: Table, plan: Plan, offsets: Integers, now_ms: int) -> list[NewFile]:
+        numbered = plan.rows.append_column("queue_offset", pa.array(offsets))
+        half = plan.used_files()[0].table
         half_files = [source.file for source in plan.files]
         files: list[NewFile] = []
         for job in _spark_jobs(half_files, numbered):
@@ -77,6 +80,23 @@ class SparkEngine:
         given = {name: F.get(name, element) for name in GIVEN}
         rows = source.withColumns(places).join(arrays, "file_name").withColumns(given)
         return rows.where(F.col("queue_offset").isNotNull()).select(_topic_columns(F, now_ms))
+
+
+def _large(plans: Iterable[NumberedPlan]) -> Iterator[NumberedPlan]:
+    """Put plans together until they are worth a job."""
+    waiting: list[NumberedPlan] = []
+    for plan in plans:
+        waiting.append(plan)
+        if sum(len(each.offsets) for each in waiting) >= SPARK_PLAN_ROWS:
+            yield _together(waiting)
+            waiting = []
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(plans: Sequence[NumberedPlan]) -> NumberedPlan:
+    offsets = np.concatenate([each.offsets for each in plans])
+    return NumberedPlan(merged([each.plan for each in plans]), offsets)
 
 
 @dataclass(frozen=True, slots=True)

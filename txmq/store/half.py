@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import UnreadableFile
+from txmq.delta.reading import Shrink
 from txmq.delta.table import Table
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import (
@@ -38,6 +39,10 @@ SUMMARY_COLUMNS = (
 COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
 DELAY_COLUMNS = ("delay_s", "deliver_timestamp")
 DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
+# How many rows a run of halves has.
+RUN_ROWS = "rows"
+# Of fewer rows no runs are made.
+MANY_ROWS = 1_024
 NO_SEQUENCE = -1
 # Each DataFrame of a transaction gets a range of sequences; the ranges do not overlap.
 SEQUENCES_PER_DATAFRAME = 1 << 56
@@ -87,15 +92,17 @@ class HalfLog:
         self.table = table
 
     def summaries(self, transaction_ids: pa.Array) -> pa.Table:
-        """Read SUMMARY_COLUMNS of all rows of these transactions, duplicates included."""
-        return self.table.search.rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
+        """Read SUMMARY_COLUMNS of all rows of these transactions, with duplicates, as `runs`."""
+        return self.table.search.rows_of(
+            "transaction_id", transaction_ids, SUMMARY_COLUMNS, Shrink(runs)
+        )
 
     def readable_summaries(
         self, transaction_ids: pa.Array
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         """Read as `summaries`, without the files that cannot be read, which are returned."""
         return self.table.search.readable_rows_of(
-            "transaction_id", transaction_ids, SUMMARY_COLUMNS
+            "transaction_id", transaction_ids, SUMMARY_COLUMNS, Shrink(runs)
         )
 
     def rows(self, transaction_ids: pa.Array) -> pa.Table:
@@ -179,11 +186,51 @@ def is_delayed(rows: pa.Table) -> pa.ChunkedArray:
     return pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
 
 
+def runs(rows: pa.Table, many_rows: int = MANY_ROWS) -> pa.Table:
+    """Put rows of one transaction together whose sequences follow each other.
+
+    So a transaction of millions of messages is a few rows. A head stands alone.
+
+    Args:
+        rows: SUMMARY_COLUMNS.
+        many_rows: fewer rows stay as they are.
+
+    Returns: the first row of each run, with the number of its rows in the column RUN_ROWS.
+    """
+    begins = _run_begins(rows) if rows.num_rows >= max(1, many_rows) else np.arange(rows.num_rows)
+    counts = np.diff(np.append(begins, rows.num_rows))
+    firsts = rows if len(begins) == rows.num_rows else rows.take(pa.array(begins))
+    return firsts.append_column(RUN_ROWS, pa.array(counts, pa.int64()))
+
+
+def _run_begins(rows: pa.Table) -> Integers:
+    """Find the rows that do not follow the row before."""
+    sequence = integers(rows["sequence"], NO_SEQUENCE)
+    before = sequence[:-1]
+    follows = (sequence[1:] - 1 == before) & (before > HEAD_SEQUENCE)
+    if 2 * np.count_nonzero(follows) < rows.num_rows - 2:
+        # Transactions of few messages: to compare their texts would cost more than it saves.
+        return np.arange(rows.num_rows)
+    for name in ("transaction_id", "producer_group", "real_topic"):
+        values = rows[name].combine_chunks()
+        is_same = pc.equal(values.slice(1), values.slice(0, len(values) - 1))
+        follows &= flags(pc.fill_null(is_same, False))  # noqa: FBT003
+    is_delayed_row = flags(pc.is_valid(rows["delay_s"]))
+    is_head = integers(rows["message_count"], -1) >= 0
+    follows &= (is_delayed_row[1:] == is_delayed_row[:-1]) & ~is_head[1:] & ~is_head[:-1]
+    return np.flatnonzero(np.append([True], ~follows))
+
+
 def grouped_summaries(summaries: pa.Table, ids: pa.Array | None = None) -> pa.Table:
     """Count the rows and messages of each transaction, and find its groups and its head.
 
-    Returns one row for each transaction; `places` counts distinct sequences. With `ids` the rows
-    are those of these transactions, in this order; one without halves has counts of 0.
+    Args:
+        summaries: as `runs`.
+        ids: the rows of the result are those of these transactions, in this order; one without
+            halves has counts of 0.
+
+    Returns: one row for each transaction. `places` is `rows` if each sequence is there once, else
+        less.
     """
     column = summaries["transaction_id"]
     if ids is None:
@@ -191,7 +238,9 @@ def grouped_summaries(summaries: pa.Table, ids: pa.Array | None = None) -> pa.Ta
     else:
         groups = Groups(ids, integers(pc.index_in(column, value_set=ids), -1))
     sequence = integers(summaries["sequence"], NO_SEQUENCE)
-    rows = groups.count()
+    run_rows = integers(summaries[RUN_ROWS], 1)
+    rows = groups.total(run_rows)
+    is_message = flags(pc.is_valid(summaries["real_topic"]))
     first_group, last_group = _producer_groups(groups, summaries["producer_group"])
     # Only the head has the number of messages.
     of_heads = np.where(sequence == HEAD_SEQUENCE, integers(summaries["message_count"], -1), -1)
@@ -200,8 +249,8 @@ def grouped_summaries(summaries: pa.Table, ids: pa.Array | None = None) -> pa.Ta
         {
             "transaction_id": groups.keys,
             "rows": rows,
-            "places": _places(groups, sequence, rows),
-            "messages": groups.count(flags(pc.is_valid(summaries["real_topic"]))),
+            "places": rows - _overlaps(groups, sequence, run_rows),
+            "messages": groups.total(run_rows * is_message),
             "heads": groups.count(sequence == HEAD_SEQUENCE),
             "first_group": first_group,
             "last_group": last_group,
@@ -210,11 +259,15 @@ def grouped_summaries(summaries: pa.Table, ids: pa.Array | None = None) -> pa.Ta
     )
 
 
-def _places(groups: Groups, sequence: Integers, rows: Integers) -> Integers:
-    """Count the distinct sequences of each transaction."""
-    if not len(rows) or rows.max() == 1:
-        return rows
-    return groups.count(first_of_each(groups.place, sequence))
+def _overlaps(groups: Groups, sequence: Integers, run_rows: Integers) -> Integers:
+    """Count the runs of each transaction that begin before the run before them has ended."""
+    if groups.count().max(initial=0) <= 1:
+        return np.zeros(len(groups.keys), dtype=np.int64)
+    order = np.lexsort((sequence, groups.place))
+    # Other programs may write the smallest and the largest number that there is.
+    place, begin = groups.place[order], np.maximum(sequence[order], NO_SEQUENCE)
+    is_overlap = (place[1:] == place[:-1]) & (begin[1:] - run_rows[order][:-1] < begin[:-1])
+    return np.bincount(place[1:][is_overlap], minlength=len(groups.keys)).astype(np.int64)
 
 
 def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array, ...]:

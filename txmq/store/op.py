@@ -150,11 +150,13 @@ class OpLog:
     def _between(self, after: int, through: int) -> Judged:
         return self._judged(partial(self.table.changes.read, after + 1, through), warns=True)
 
-    def first_between(self, after: int, through: int, enough_rows: int) -> tuple[Judged, int]:
+    def first_between(
+        self, after: int, through: int, enough_rows: int, *, refuses_removals: bool = False
+    ) -> tuple[Judged, int]:
         """Read as `between`, up to the commit with which there are enough rows.
 
         If a commit cannot be read, those before it do not wait for its repair: the rows end before
-        it.
+        it. So they do where it `refuses_removals` and another program removed rows.
 
         Returns:
             The rows, and the last commit that was read.
@@ -162,24 +164,28 @@ class OpLog:
         Raises: StorageError if the first commit cannot be read, or is not whole, as
             `check_commits`.
         """
+        read = partial(self._first_between, refuses_removals=refuses_removals)
         try:
-            return self._first_between(after, through, enough_rows)
+            return read(after, through, enough_rows)
         except StorageError:
             if through <= after + 1:
                 raise
-        first = self._first_between(after, after + 1, enough_rows)
+        first = read(after, after + 1, enough_rows)
         while (through := after + (through - after) // 2) > after + 1:
             with suppress(StorageError):
-                return self._first_between(after, through, enough_rows)
+                return read(after, through, enough_rows)
         return first
 
-    def _first_between(self, after: int, through: int, enough_rows: int) -> tuple[Judged, int]:
+    def _first_between(
+        self, after: int, through: int, enough_rows: int, *, refuses_removals: bool
+    ) -> tuple[Judged, int]:
         end = through
 
         def read(columns: Sequence[str]) -> pa.Table:
             nonlocal end
-            span = (after + 1, through)
-            rows, end = self.table.changes.read_first(*span, columns, enough_rows, _CURE)
+            rows, end = self.table.changes.read_first(
+                after + 1, through, columns, enough_rows, _CURE, refuses_removals=refuses_removals
+            )
             return rows
 
         return self._judged(read, warns=True), end
@@ -218,6 +224,11 @@ class OpLog:
     def judges(self) -> bool:
         """Whether claims of any group have to be signed."""
         return bool(self._keys)
+
+    @property
+    def judging(self) -> Sequence[str]:
+        """What decides which claims count: the names of the keys, no key itself."""
+        return self._keys.names()
 
     def judge(self, rows: pa.Table, *, warns: bool = False) -> Judged:
         """Part claims, given as SIGNED_COLUMNS, by their signatures; leave out what is forged.
@@ -483,6 +494,14 @@ class ClaimKeys:
             for group, keys in self._by_group.items()
             if not keys.accepts_unsigned
         }
+
+    def names(self) -> list[str]:
+        """Name each key by what it signs, with its group and whether unsigned claims count."""
+        return sorted(
+            f"{group}/{_signature(key, group.encode()).hex()}/{keys.accepts_unsigned}"
+            for group, keys in self._by_group.items()
+            for key in keys.keys
+        )
 
     def __bool__(self) -> bool:
         """Tell whether any group has keys."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import date
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,7 +19,7 @@ from txmq.delta.files import DataFile, UnreadableFile
 from txmq.delta.table import Table
 from txmq.errors import StorageError
 from txmq.ground.clock import timestamp
-from txmq.ground.columns import flags, python_values, sound_rows
+from txmq.ground.columns import flags, integers, python_values, sound_rows
 from txmq.message.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
 from txmq.store.half import DELAYED_COLUMNS, HalfLog, once_each
 from txmq.store.schemas import PLACE_LIMITS, SCHEDULE, SETTLED
@@ -126,10 +127,29 @@ class SettledLog:
 
     def between(self, after: int, through: int, columns: Sequence[str] = FACT_COLUMNS) -> pa.Table:
         """Read the facts whose claims are in the commits after `after` up to `through`."""
-        rows = self.table.rows.read(self.table.files.beyond("op_version", after), columns)
+        spans = self.table.files.ranges_between("op_version", after, through)
+        rows = self.table.rows.read([span.file for span in spans], columns)
         version = rows["op_version"]
         is_between = pc.and_(pc.greater(version, after), pc.less_equal(version, through))
         return facts_among(rows.filter(is_between))
+
+    def step(self, after: int, through: int, rows: int) -> int:
+        """Find a version up to `through` with which there are about so many facts after `after`.
+
+        Reads: one column of the files with the first of them. Commits: 0.
+        """
+        spans = self.table.files.ranges_between("op_version", after, through)
+        spans.sort(key=lambda span: NOTHING if span.low is None else span.low)
+        files, count = [], 0
+        for span in spans:
+            if count >= rows and span.low is not None and span.low > after + 1:
+                through = min(through, span.low - 1)
+                break
+            files.append(span.file)
+            count += span.file.num_records
+        versions = integers(self.table.rows.read(files, ("op_version",))["op_version"], after)
+        versions = np.sort(versions[(versions > after) & (versions <= through)])
+        return int(versions[rows - 1]) if len(versions) >= rows else through
 
     def to_show(self, after: int, through: int) -> pa.Table:
         """Read SHOWN_COLUMNS of the facts to publish: `between` without some EXPIRED lives.

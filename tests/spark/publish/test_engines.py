@@ -69,17 +69,19 @@ class World:
 
 SETTINGS = {
     "arrow": {"payload_engine": "arrow"},
+    "arrow in pieces": {"payload_engine": "arrow", "publish_batch_rows": 2},
     "spark": {"payload_engine": "spark"},
 }
 ENGINES = [
     pytest.param("arrow"),
+    pytest.param("arrow in pieces"),
     pytest.param("spark", marks=pytest.mark.needs_spark),
 ]
 
 
 @pytest.fixture(params=ENGINES)
 def world(request: pytest.FixtureRequest, store: Store) -> World:
-    spark = None if request.param == "arrow" else request.getfixturevalue("spark")
+    spark = None if "arrow" in request.param else request.getfixturevalue("spark")
     return World(store, spark, SETTINGS[request.param])
 
 
@@ -186,6 +188,20 @@ def test_order_is_that_of_claims_and_of_messages_in_them(world: World) -> None:
     world.publish()
 
     assert world.order() == [*ids(4, 0), *ids(3, 0, 1), *ids(2, 0, 1, 2), *ids(1, 0, 1)]
+
+
+def test_pieces_of_several_files_are_copied_in_their_order(world: World) -> None:
+    world.store = world.store.with_settings(world.store.config.replace(publish_batch_rows=3))
+    rows = halves(1, messages(10))
+    world.half(rows.slice(4, 6), halves(2, messages(5)))
+    world.half(rows.slice(0, 4), halves(3, messages(1)))
+    world.commit(2, 1, 3)
+
+    result = world.publish()
+
+    assert result.topic_commits == 1
+    assert world.order() == [*ids(2, *range(5)), *ids(1, *range(10)), *ids(3, 0)]
+    assert are_gap_free(world.rows())
 
 
 def test_mark_and_next_offsets_are_in_the_commit_of_the_rows(world: World) -> None:

@@ -19,11 +19,14 @@ from txmq.check.open_set import HALF_COLUMNS, OpenSetReader, runs_of
 from txmq.check.open_transactions import OpenTransactions, open_transactions
 from txmq.check.recheck import RecheckJob
 from txmq.maintenance import service as maintenance
+from txmq.maintenance.compaction import compact
 from txmq.maintenance.service import Maintenance
-from txmq.message.lifecycle import Claim, ClaimKind, Fact, TransactionState
+from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource, Fact, TransactionState
 from txmq.ops.admin.status import Admin
+from txmq.store.op import OpRow
 from txmq.store.schemas import HALF
 from txmq.store.settled import settled_table
+from txmq.store.store import Store
 from txmq.store.tables import OPEN_TRANSACTIONS
 
 if TYPE_CHECKING:
@@ -392,3 +395,139 @@ def test_runs_hold_each_message_once(rows: list[tuple[str, int, str, bool]], par
     assert max(messages.values(), default=1) <= parts
     heads = {run["transaction_id"] for run in runs.to_pylist() if run["message_count"] == 7}
     assert heads == {row[0] for row in rows if row[1] == 0}
+
+
+# --- what is repaired, merged or taken away meanwhile ---------------------------------------------
+
+
+def searched(world: CheckWorld, store: Store | None = None) -> pa.Table:
+    """The open transactions by a search of all halves, whatever is kept."""
+    search = OpenTransactions(store or world.store, world.clock)
+    search.open_set._loaded = lambda: None  # type: ignore[method-assign]
+    return search.read()
+
+
+@pytest.mark.parametrize("by", ["maintenance", "delta-rs"])
+def test_file_that_was_repaired_and_merged_is_not_forgotten(world: CheckWorld, by: str) -> None:
+    world.prepare(2)
+    (path,) = data_files(world, "half")
+    content = path.read_bytes()
+    path.write_bytes(b"no Parquet")
+    world.prepare(2)
+    world.prepare(2)
+    going_on = OpenTransactions(world.store, world.clock)
+    assert going_on.read().num_rows == 4
+    going_on.open_set.keep()
+    path.write_bytes(content)
+    if by == "delta-rs":
+        delta(world, "half").optimize.compact()
+    else:
+        for _ in range(10):
+            world.prepare(1)
+        compact(world.store.tables.half_log().table, 10**9)
+
+    count = searched(world).num_rows
+
+    assert count == (6 if by == "delta-rs" else 16)
+    assert going_on.read().num_rows == count
+    assert OpenTransactions(world.store, world.clock).read().num_rows == count
+
+
+@pytest.mark.parametrize("table", ["half", "settled"])
+def test_commit_that_lost_its_content_below_a_checkpoint_is_no_empty_one(
+    world: CheckWorld, table: str
+) -> None:
+    world.prepare(1)
+    old = OpenTransactions(world.store, world.clock)
+    old.read()
+    old.open_set.keep()
+    mine = world.prepare(2)
+    settle(world, mine[:1])
+    for _ in range(3):
+        settle(world, world.prepare(1))
+    op_id = world.store.tables.op_log().table.log.table_id
+    for log in (world.store.tables.half_log(), world.store.tables.settled_log(op_id)):
+        log.table.writer.checkpoint()
+    emptied = 2 if table == "half" else 1
+    commit = world.folder / "store" / table / "_delta_log" / f"{emptied:020}.json"
+    commit.write_bytes(b"")
+    world.prepare(1)
+
+    assert shown(world) == set(searched(world)["transaction_id"].to_pylist())
+    assert mine[1] in shown(world)
+
+
+@pytest.mark.parametrize("later", [0, 2])
+def test_going_on_search_sees_a_commit_that_was_repaired(world: CheckWorld, later: int) -> None:
+    for count in (1, 2, 1):
+        world.prepare(count)
+    commit = world.folder / "store" / "half" / "_delta_log" / f"{2:020}.json"
+    content = commit.read_bytes()
+    commit.write_bytes(b"")
+    going_on = OpenTransactions(world.store, world.clock)
+    assert going_on.read().num_rows == 2
+    for _ in range(later):
+        world.prepare(1)
+    going_on.read()
+    commit.write_bytes(content)
+
+    assert going_on.read().num_rows == searched(world).num_rows == 4 + later
+
+
+def test_claims_that_another_program_removed_do_not_count_any_more(world: CheckWorld) -> None:
+    ended, asked = world.prepare(2)
+    world.claim([ended], ClaimKind.COMMIT)
+    version = delta(world, "op").version()
+    world.claim([asked], ClaimKind.UNKNOWN, life=0, check_times=3)
+    going_on = OpenTransactions(world.store, world.clock)
+    going_on.read()
+    going_on.open_set.keep()
+
+    delta(world, "op").restore(version)
+    assert going_on.read().equals(searched(world))
+    assert OpenTransactions(world.store, world.clock).read().equals(searched(world))
+    delta(world, "op").delete()
+
+    assert shown(world) == {ended, asked}
+    assert going_on.read().equals(searched(world))
+
+
+@pytest.mark.parametrize(("writer", "reader"), [("f" * 64, "0" * 64), ("0" * 64, "")])
+def test_set_of_a_process_with_other_keys_is_not_taken(
+    world: CheckWorld, monkeypatch: pytest.MonkeyPatch, writer: str, reader: str
+) -> None:
+    def store_with(key: str) -> Store:
+        if key:
+            monkeypatch.setenv("ORDERS_CLAIM_KEY", key)
+        store = Store.open(world.folder / "store")
+        keys = {GROUP: "ORDERS_CLAIM_KEY"} if key else {}
+        return store.with_settings(store.config.replace(claim_keys=keys))
+
+    asked, forged = world.prepare(2)
+    world.claim([forged], ClaimKind.COMMIT)
+    now_ms = world.clock.now_ms()
+    row = OpRow(
+        asked, ClaimKind.UNKNOWN, GROUP, ClaimSource.CHECK, now_ms,
+        life=0, check_times=2, next_check_timestamp_ms=now_ms + 5_000,
+    )  # fmt: skip
+    store_with("0" * 64).tables.op_log().append([row], 0, app_id="signed", number=1)
+    kept = OpenTransactions(store_with(writer), world.clock)
+    kept.read()
+    assert kept.open_set.keep()
+
+    store = store_with(reader)
+
+    assert OpenTransactions(store, world.clock).read().equals(searched(world, store))
+
+
+def test_damaged_file_of_a_young_commit_does_not_stop_the_search(world: CheckWorld) -> None:
+    for _ in range(3):
+        world.prepare(1)
+    half = world.store.tables.half_log().table
+    rows = half.rows.read(half.files.all(), HALF.columns.names)
+    # As of two producers at once: the ids of this commit cover the others.
+    half.writer.append(pa.concat_tables([rows.slice(0, 1), rows.slice(2)]), app_id="p", number=1)
+    newest = max(data_files(world, "half"), key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(b"no Parquet")
+
+    assert OpenTransactions(world.store, world.clock).read().num_rows == 3

@@ -42,15 +42,15 @@ def test_publish_batch_bytes_bounds_what_is_copied_at_once(
     large: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents, sizes = send(large), []
-    read = FileRows.batches
+    read = FileRows.batches_from
 
     def noted(table: FileRows, *arguments: object) -> object:
-        for batch in read(table, *arguments):  # type: ignore[arg-type]
+        for first, batch in read(table, *arguments):  # type: ignore[arg-type]
             if "body" in batch.schema.names:
                 sizes.append(batch.nbytes)
-            yield batch
+            yield first, batch
 
-    monkeypatch.setattr(FileRows, "batches", noted)
+    monkeypatch.setattr(FileRows, "batches_from", noted)
     Publisher(large).run_once()
 
     assert max(sizes) * arrow_engine.BATCHES_OF_A_TOPIC <= large.config.publish_batch_bytes * 1.1

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, messages, transaction_id
+from txmq.delta.reading import Shrink
 from txmq.delta.table import Table
 from txmq.ground.clock import timestamp
 from txmq.message.lifecycle import (
@@ -56,9 +57,10 @@ class MemoryTable:
         column: str,
         values: pa.Array,
         columns: Sequence[str],
-        reduce: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+        reduce: Callable[[pa.Table], pa.Table] | Shrink = lambda rows: rows,
     ) -> pa.Table:
         wanted = pc.is_in(self.rows[column], value_set=values)
+        reduce = reduce.keep if isinstance(reduce, Shrink) else reduce
         return reduce(self.rows.filter(wanted).select(list(columns)))
 
     def readable_rows_of(

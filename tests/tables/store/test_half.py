@@ -6,12 +6,14 @@ from itertools import permutations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, ids, messages, transaction_id
 from txmq.delta.file_rows import FileRows
+from txmq.delta.reading import Shrink
 from txmq.message.lifecycle import CONFLICT, MISSING, Halves
 from txmq.message.message import Message
 from txmq.publish.settle import complete_group
@@ -23,6 +25,7 @@ from txmq.store.half import (
     grouped_summaries,
     half_table,
     halves_by_id,
+    runs,
     store_date,
 )
 from txmq.store.schemas import HALF
@@ -247,8 +250,9 @@ class Held:
         column: str,
         values: pa.Array,
         columns: list[str],
-        reduce: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+        reduce: Callable[[pa.Table], pa.Table] | Shrink = lambda rows: rows,
     ) -> pa.Table:
+        reduce = reduce.keep if isinstance(reduce, Shrink) else reduce
         wanted = set(values.to_pylist())
         keep = [value in wanted for value in self.rows[column].to_pylist()]
         return reduce(self.rows.filter(pa.array(keep, pa.bool_())).select(list(columns)))
@@ -272,7 +276,7 @@ def test_complete_by_columns_is_complete_by_rows(rows: list[dict[str, Any]]) -> 
     by_rows = halves_by_id(digests(table))
     # The last one has no halves.
     ids = [*by_rows, transaction_id(9)]
-    groups = complete_group(table.select(list(SUMMARY_COLUMNS)), pa.array(ids)).to_pylist()
+    groups = complete_group(runs(table.select(list(SUMMARY_COLUMNS))), pa.array(ids)).to_pylist()
 
     found = {name: group for name, group in zip(ids, groups, strict=True) if group is not None}
     for name, group in found.items():
@@ -284,7 +288,61 @@ def test_complete_by_columns_is_complete_by_rows(rows: list[dict[str, Any]]) -> 
 
 
 def test_summaries_of_nothing_are_empty() -> None:
-    empty = HALF.columns.empty_table().select(list(SUMMARY_COLUMNS))
+    empty = runs(HALF.columns.empty_table().select(list(SUMMARY_COLUMNS)))
 
     assert grouped_summaries(empty).num_rows == 0
     assert halves_by_id(digests(HALF.columns.empty_table())) == {}
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+LARGEST = 2**63 - 1
+PARTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "number": st.integers(1, 2),
+            "sequence": st.sampled_from([0, 0, 1, 1, 2, 5, 9, -1, LARGEST - 2]) | st.none(),
+            "rows": st.integers(1, 6),
+            "producer_group": st.sampled_from([GROUP, GROUP, GROUP, "ant", None]),
+            "real_topic": st.sampled_from(["orders", "orders", "bills", None]),
+            "message_count": st.none() | st.integers(1, 9),
+            "delay_s": st.none() | st.just(1),
+        }
+    ),
+    max_size=6,
+)
+
+
+def spread(parts: list[dict[str, Any]]) -> pa.Table:
+    """Rows whose sequences follow each other, and only the first has the values of a head."""
+    rows = []
+    for part in parts:
+        first, count = part["sequence"], part.pop("rows")
+        for place in range(count):
+            of_row = dict(part) if place == 0 else {**part, "message_count": None}
+            sequence = None if first is None else min(first + place, LARGEST)
+            rows.append({**of_row, "sequence": sequence, "body": b"x"})
+    return as_table(rows).select(list(SUMMARY_COLUMNS))
+
+
+@given(PARTS)
+def test_runs_of_halves_come_to_the_same_as_their_rows(parts: list[dict[str, Any]]) -> None:
+    rows = spread(parts)
+
+    by_run, by_row = (grouped_summaries(runs(rows, many)) for many in (0, 1_000))
+
+    for one in (by_run, by_row):
+        assert (pc.less_equal(one["places"], one["rows"])).combine_chunks().false_count == 0
+    # Of places only that they are all the rows counts.
+    columns = [name for name in by_row.column_names if name != "places"]
+    assert by_run.select(columns) == by_row.select(columns)
+    assert pc.equal(by_run["places"], by_run["rows"]) == pc.equal(by_row["places"], by_row["rows"])
+    assert pc.sum(runs(rows, 0)["rows"]).as_py() == (rows.num_rows or None)
+
+
+def test_a_large_transaction_is_a_few_runs() -> None:
+    rows = halves(1, messages(5_000)).select(list(SUMMARY_COLUMNS))
+
+    assert runs(rows)["sequence"].to_pylist() == [0, 1]
+    assert runs(rows)["rows"].to_pylist() == [1, 4_999]
+    assert runs(rows.slice(0, 500)).num_rows == 500

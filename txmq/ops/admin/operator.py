@@ -20,7 +20,7 @@ from txmq.errors import (
     TransactionError,
 )
 from txmq.ground.clock import Clock, SystemClock
-from txmq.ground.columns import python_values
+from txmq.ground.columns import python_rows, python_values
 from txmq.ground.results import Plain, plain
 from txmq.message.ids import check_transaction_id, transaction_time_ms
 from txmq.message.lifecycle import (
@@ -40,6 +40,7 @@ from txmq.message.reasons import GIVE_UP, signed_reason
 from txmq.store.brokers import SigningKey
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.config import Config
+from txmq.store.half import RUN_ROWS
 from txmq.store.known import KnownReader, no_transaction
 from txmq.store.op import OpRow, end_life
 from txmq.store.set_aside import read_set_aside
@@ -528,8 +529,12 @@ def planned_give_up(store: Store, transaction_id: str, reason: str) -> OperatorR
 
 
 def messages_by_topic(rows: pa.Table) -> dict[str, int]:
-    """Count the messages that the rows of one transaction hold for each topic."""
+    """Count the messages that the summaries of one transaction name for each topic."""
     rows = rows.filter(pc.is_valid(rows["real_topic"]))
-    # A retried append wrote its rows twice; they count once.
-    messages = rows.group_by(["sequence", "real_topic"]).aggregate([])
-    return dict(sorted(Counter(python_values(messages["real_topic"])).items()))
+    counts, ends = Counter[str](), dict[str, int]()
+    for row in python_rows(rows.sort_by("sequence")):
+        # A retried append wrote its rows twice; they count once.
+        topic, begin = row["real_topic"], max(row["sequence"] or 0, ends.get(row["real_topic"], 0))
+        ends[topic] = max(begin, (row["sequence"] or 0) + row[RUN_ROWS])
+        counts[topic] += ends[topic] - begin
+    return dict(sorted(counts.items()))

@@ -38,7 +38,7 @@ from txmq.ops.admin.rebuild_plan import (
     shown_rows,
 )
 from txmq.publish.engines import ArrowEngine
-from txmq.publish.plan import Plan
+from txmq.publish.plan import NumberedPlan, Plan
 from txmq.publish.progress import PublishProgress
 from txmq.store.known import begin_of, maintenance_value
 from txmq.store.settled import NOTHING
@@ -253,8 +253,8 @@ def _planned_files(
     rows = plan.rows.append_column("store_timestamp", times)
     for start in range(0, rows.num_rows, FILE_ROWS):
         of_file = Plan(plan.files, rows.slice(start, FILE_ROWS))
-        file_offsets = pa.array(offsets[start : start + of_file.rows.num_rows])
-        yield from ArrowEngine().write(table, of_file, file_offsets, now_ms)
+        numbered = NumberedPlan(of_file, offsets[start : start + of_file.rows.num_rows])
+        yield from ArrowEngine().write(table, [numbered], now_ms)
 
 
 def _kept_files(comparison: TopicComparison) -> Iterator[NewFile]:

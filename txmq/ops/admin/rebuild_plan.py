@@ -17,7 +17,7 @@ from txmq.ground.columns import Flags, Integers, first_of_each, flags, integers,
 from txmq.ground.results import plain
 from txmq.maintenance.retention import topic_begins
 from txmq.publish.engines import copied
-from txmq.publish.plan import BATCH_ROWS, DELIVERED, Plan, make_plan
+from txmq.publish.plan import BATCH_ROWS, DELIVERED, NumberedPlan, Plan, make_plan
 from txmq.publish.progress import PublishProgress
 from txmq.store.half import HalfLog
 from txmq.store.known import kept_since_ms, maintenance_value
@@ -423,11 +423,11 @@ def _digests_of(plan: Plan) -> tuple[pa.Array, Integers]:
     """Return the keys and digests of the rows of a plan, in its order."""
     count = plan.rows.num_rows
     # Bodies come in the order of the files, so each row carries its place in the plan.
-    numbered = plan.rows.append_column("queue_offset", pa.array(np.arange(count)))
+    numbered = NumberedPlan(plan, np.arange(count))
     digests = np.zeros(count, dtype=np.int64)
     places: list[Integers] = []
     keys: list[pa.Array] = []
-    for rows in copied(plan.files, numbered, TOPIC.columns, 0):
+    for rows in copied([numbered], TOPIC.columns, 0):
         place = integers(rows["queue_offset"], -1)
         digests[place] = digests_of(rows)
         places.append(place)
