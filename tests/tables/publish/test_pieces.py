@@ -23,7 +23,7 @@ from txmq.delta.table import Table
 from txmq.message.lifecycle import DeliveryState, TransactionState
 from txmq.message.message import Message
 from txmq.ops.admin.status import Admin
-from txmq.publish import engines, plan
+from txmq.publish import engines, message_rows, plan
 from txmq.publish.plan import Plan, Plans, plans_of
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
@@ -141,7 +141,7 @@ def test_pieces_together_are_the_whole(  # noqa: PLR0913, PLR0917
     facts, half = written(half_store, drawn, gaps), half_store.tables.half_log()
     whole = plans_of(half, facts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "PIECE_ROWS", large_rows)
+        patch.setattr(message_rows, "PIECE_ROWS", large_rows)
         patch.setattr(plan, "KEPT_ROWS", kept_rows)
 
         pieces = plans_of(half, facts, piece_rows=piece_rows, is_all=True)
@@ -184,11 +184,28 @@ def test_a_lost_half_is_missed_whichever_piece_it_is_in(store: Store) -> None:
         assert of_all_topics(plans) == []
 
 
+def test_a_file_that_holds_none_of_the_transactions_is_read_in_vain(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_rows, "PIECE_ROWS", 4)
+    table, (first, wanted, last) = store.tables.table_at("half"), (next(NUMBERS) for _ in range(3))
+    # By the range of its ids the first file may hold the transaction of the second one.
+    others = pa.concat_tables([half_rows(first, 2), half_rows(last, 1)])
+    for number, rows in enumerate((others, half_rows(wanted, 3)), 1):
+        table.writer.append(rows, app_id="test", number=number)
+    fact = {"transaction_id": transaction_id(wanted), "state": COMMITTED}
+    facts = facts_table([{**fact, "op_version": 1, "ordinal": 0}])
+
+    plans = plans_of(store.tables.half_log(), facts, piece_rows=2)
+
+    assert len(of_all_topics(plans)) == 3
+
+
 @pytest.mark.parametrize(("damaged", "piece_rows"), [((2,), 100), ((0, 2), 3), ((2,), 3)])
 def test_a_dead_letter_is_not_shown_in_part_beside_a_damaged_row_group(
     store: Store, monkeypatch: pytest.MonkeyPatch, damaged: tuple[int, ...], piece_rows: int
 ) -> None:
-    monkeypatch.setattr(plan, "PIECE_ROWS", 1)
+    monkeypatch.setattr(message_rows, "PIECE_ROWS", 1)
     table, (first, second) = store.tables.table_at("half"), (next(NUMBERS), next(NUMBERS))
     rows = half_rows(second, 8)
     large = half_file(table, pa.concat_tables([half_rows(first, 8), rows.slice(0, 4)]), 4)
