@@ -15,7 +15,7 @@ ROWS = [
     *(f"P{number}" for number in range(1, 8)),
     *(f"C{number}" for number in range(1, 9)),
     *("G1", "G2", "G3", "J1", "E1", "E2", "E3", "E4", "E5", "K1", "K2", "K3", "K4", "K5", "K6"),
-    *(f"H{number}" for number in range(1, 26)),
+    *(f"H{number}" for number in range(1, 27)),
     *("A1", "A2", "A2 sleep", "A3", "A4", "F1", "F2", "F3", "F4"),
     *("O1", "O2", "T1", "T2", "T3", "T4", "O5", "O6", "O3", "O4", "R1"),
     *("U1", "U2", "U3", "U4"),
