@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 
 from tests.endurance.generator.judge import Kind
@@ -292,7 +293,7 @@ def _restored_marks_believed() -> Sequence[Change]:
 
 
 def _any_queue_taken() -> Sequence[Change]:
-    return [(plan, "_that_fit", lambda messages, *_: (messages, {}))]
+    return [(plan, "are_queues", lambda queues: np.ones(len(queues), dtype=bool))]
 
 
 def _any_number_becomes_a_size() -> Sequence[Change]:
