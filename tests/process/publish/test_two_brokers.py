@@ -67,7 +67,7 @@ def send_until_both_work(store: Store, folder: Path, transactions: int) -> int:
 
 
 def two_brokers(tmp_path: Path, transactions: int, mode: str) -> Outcome:
-    store = Store.create(tmp_path / "store", Config(publish_batch_rows=20))
+    store = Store.create(tmp_path / "store", Config(publish_batch_rows=MESSAGES))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [
         sys.executable,
