@@ -147,8 +147,7 @@ def reaches_of(
 ) -> dict[str, Reach]:
     """Tell of the whole files that were read which facts they hold halves of."""
     reaches = {files[number].path: _NOWHERE for number in rows.files}
-    groups = Groups(by_id.keys, by_id.place)
-    firsts, lasts = groups.smallest(numbers, LAST), groups.largest(numbers, -1)
+    firsts, lasts = by_id.smallest(numbers, LAST), by_id.largest(numbers, -1)
     by_file = Groups.of(rows.rows["file"])
     low = by_file.smallest(firsts[rows.place], LAST).tolist()
     high = by_file.largest(lasts[rows.place], -1).tolist()
@@ -255,8 +254,7 @@ def _in_order_of_places(
     """Order spans by the first place that each may hold; leave out those that hold none."""
     order = pc.array_sort_indices(by_id.keys).to_numpy()
     names = by_id.keys.take(pa.array(order)).to_pylist()
-    facts = Groups(by_id.keys, by_id.place)
-    firsts, lasts = facts.smallest(numbers, LAST)[order], facts.largest(numbers, -1)[order]
+    firsts, lasts = by_id.smallest(numbers, LAST)[order], by_id.largest(numbers, -1)[order]
     placed: list[Span] = []
     for span in spans:
         low, high = span.part.low, span.part.high

@@ -493,10 +493,10 @@ class _Search:
         shown = some.filter(pc.is_in(some["state"], value_set=pa.array(SHOWN_STATES)))
         rows = None if end else self._piece_rows
         selection = Selection(begin, stop, rows, row_schema(HALF, _HALF_COLUMNS))
-        messages = _messages_of(self._half.table, shown, selection, self._reaches)
-        if begin == Place(0) and stop.fact == facts.num_rows:
-            # What was read of all facts: the next pieces need not read a file again in vain.
-            self._reaches |= messages.reaches
+        # The first piece learns of all facts, so that the next ones read no file again in vain.
+        learns = begin == Place(0) and stop.fact == facts.num_rows
+        messages = _messages_of(self._half.table, shown, selection, self._reaches, learns=learns)
+        self._reaches |= messages.reaches
         is_here = pc.less(some["fact"], messages.end.fact)
         delivered = some.filter(pc.and_(is_here, pc.equal(some["state"], DELIVERED)))
         part = _part_of(self._half.table, messages, shown)
@@ -553,12 +553,17 @@ class _Messages:
 
 
 def _messages_of(
-    table: Table, facts: pa.Table, selection: Selection, reaches: Mapping[str, Reach]
+    table: Table,
+    facts: pa.Table,
+    selection: Selection,
+    reaches: Mapping[str, Reach],
+    *,
+    learns: bool,
 ) -> _Messages:
     """Read the halves that facts about whole transactions show.
 
     They are read again where an unreadable file was replaced. `reaches` tells more of files than
-    their statistics do.
+    their statistics do; with `learns` the result tells it of those that were read.
     """
     by_id, numbers = Groups.of(facts["transaction_id"]), integers(facts["fact"], 0)
     for _ in range(MOVED_ATTEMPTS):
@@ -574,7 +579,7 @@ def _messages_of(
             near = np.flatnonzero(selection.are_near(numbers))
             row, fact = equal_pairs(rows.place, by_id.place[near], len(by_id.keys))
             selection.add(rows.rows, row, numbers[near][fact])
-            if are_many(files):
+            if learns and are_many(files):
                 seen |= reaches_of(rows, files, by_id, numbers)
         if not unreadable or not table.search.has_replaced(unreadable):
             break
