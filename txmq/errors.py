@@ -714,7 +714,7 @@ class UnreadableFileError(StorageError):
 
     def __init__(self, table: str, path: str, problem: str) -> None:
         """Name its place in the table; `problem` is the type of the failure, never a value."""
-        self.path = path
+        self.path, self.problem = path, problem
         super().__init__(table, f"{path} cannot be read ({problem}); restore it")
 
 

@@ -1,7 +1,7 @@
 """A publisher whose Spark tasks fail: `python -m tests.process.flaky_tasks LOCATION FAILURES`.
 
-Each task fails at its first attempt, after it has written rows; Spark tries it again. It leaves a
-file in FAILURES for each such failure.
+Each task fails at its first attempt, after it has written its files; Spark tries it again. It
+leaves a file in FAILURES for each such failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def main(location: str, failures: str) -> None:
     spark = local_session(master="local[2,4]", for_minutes=True)
-    copied = SparkEngine._copied
+    outcomes = SparkEngine._outcomes
 
     def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -36,10 +36,10 @@ def main(location: str, failures: str) -> None:
                 raise RuntimeError("this task fails once")
 
     def flaky(self: SparkEngine, *arguments: Any) -> Any:
-        rows = copied(self, *arguments)
+        rows = outcomes(self, *arguments)
         return rows.mapInArrow(fail_once, rows.schema)
 
-    SparkEngine._copied = flaky  # type: ignore[method-assign]
+    SparkEngine._outcomes = flaky  # type: ignore[method-assign]
     config = Store.open(location).config.replace(payload_engine="spark")
     Publisher(Store.open(location, config), spark=spark).run_once()
 

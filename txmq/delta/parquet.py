@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -27,6 +27,8 @@ COMPRESSION = "snappy"
 STAGING_PREFIX = "staging-"
 # Of the files by which Databricks commits a folder of Parquet files.
 STARTED_PREFIX, COMMITTED_PREFIX = "_started_", "_committed_"
+# A new file has about so many bytes of rows, before they are compressed.
+FILE_BYTES = 1 << 30
 BLOCK_BYTES = 32 * 1024 * 1024
 # A round of the schedule has some tens of due dates, each with a buffer of this size.
 PARTITION_BUFFER_BYTES = 4 * 1024 * 1024
@@ -100,6 +102,29 @@ def write_file(
         for part in rows:
             writer.write_table(part)
     return described(path, filesystem, statistics, partition or {})
+
+
+def write_files(
+    rows: Iterator[pa.Table],
+    schema: pa.Schema,
+    filesystem: pa_fs.FileSystem,
+    statistics: Sequence[str],
+    partition: Mapping[str, str | None] | None = None,
+) -> list[NewFile]:
+    """Do as `write_file`, with a new file for each FILE_BYTES; none where there are no tables."""
+    return [
+        write_file(_of_a_file(first, rows), schema, filesystem, statistics, partition)
+        for first in rows
+    ]
+
+
+def _of_a_file(first: pa.Table, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the tables that fill a file."""
+    yield first
+    size_bytes = first.nbytes
+    while size_bytes < FILE_BYTES and (part := next(rows, None)) is not None:
+        yield part
+        size_bytes += part.nbytes
 
 
 def small_file(

@@ -1,6 +1,7 @@
 """Copy the bodies of a plan into new files of a topic.
 
-The Arrow engine streams them through this process; Spark copies large plans, if there is a session.
+The Arrow engine streams them through this process. With a session, Spark's executors copy large
+plans, each task as the Arrow engine does.
 """
 
 from __future__ import annotations
@@ -21,25 +22,34 @@ from txmq.delta.failures import disk_error, problem_of
 from txmq.delta.file_rows import BATCH_BYTES, CHUNKS_MAX, in_row_groups
 from txmq.delta.files import as_type
 from txmq.delta.folder import Contents, in_windows
-from txmq.delta.parquet import NewFile, write_file, write_partitions
+from txmq.delta.parquet import NewFile, write_files, write_partitions
 from txmq.delta.table import Table
-from txmq.errors import EnvironmentProblemError, UnreadableFileError
+from txmq.errors import EnvironmentProblemError, StorageError, UnreadableFileError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import in_order
 from txmq.ground.sessions import spark_room
-from txmq.publish.plan import BATCH_ROWS, COPIED, GIVEN, NumberedPlan, PayloadEngine, PlanFile
-from txmq.store.schemas import HALF, MICROSECONDS_UTC, SCHEDULE
+from txmq.publish.plan import (
+    BATCH_ROWS,
+    COPIED,
+    GIVEN,
+    DistributedEngine,
+    NumberedPlan,
+    PayloadEngine,
+    PlanFile,
+)
+from txmq.store.schemas import MICROSECONDS_UTC, SCHEDULE
 from txmq.store.topic import body_schema_in, typed_columns, with_body_columns
 
 if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
+    from txmq.message.body_schema import BodySchema
     from txmq.store.config import Config
 
 logger = logging.getLogger(__name__)
 
 READ_AHEAD_BATCHES = 3
-# A new file of a topic has about so many bytes of messages, before they are compressed.
-FILE_BYTES = 1 << 30
+# The Arrow engine reads in one thread and writes in another.
+ARROW_CORES = 2
 # One batch is read, READ_AHEAD_BATCHES wait, and one is written, as messages and as rows.
 BATCHES_OF_A_TOPIC = READ_AHEAD_BATCHES + 3
 # Messages with a topic's column names, and their rows of the plan.
@@ -54,42 +64,37 @@ class EngineChoice:
         setting = config.payload_engine
         batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
         self._arrow = ArrowEngine(batch_bytes)
-        self._spark = _spark_engine(spark, setting)
+        self._spark = _spark_engine(spark, setting, batch_bytes)
         self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
 
-    def engine_for(self, topic: Table, size_bytes: int, *, is_for_spark: bool) -> PayloadEngine:
-        """Return the engine for bodies of this size; some plans do not suit Spark."""
-        # Only the Arrow engine can turn bodies into columns.
-        can_spark = is_for_spark and body_schema_in(topic) is None
-        if self._spark is None or self._setting == "arrow" or not can_spark:
+    def engine_for(self, topic: Table, size_bytes: int) -> PayloadEngine:
+        """Return the engine for bodies of this size."""
+        if self._spark is None:
             return self._arrow
-        if self._setting == "spark" or size_bytes >= self._spark_bytes:
+        if self._setting == "spark" or (size_bytes >= self._spark_bytes and self._pays(topic)):
             return self._spark
         return self._arrow
 
+    def _pays(self, topic: Table) -> bool:
+        """Tell whether executors can copy, and have more cores than the Arrow engine uses."""
+        assert self._spark is not None
+        try:
+            return self._spark.slots(topic) > ARROW_CORES
+        except (EnvironmentProblemError, StorageError) as error:
+            logger.warning("this process copies the messages of %s itself: %s", topic.name, error)
+            return False
 
-def suits_spark(numbered: NumberedPlan) -> bool:
-    """Tell whether Spark can copy a plan: only from the half log, and not to the schedule."""
-    plan = numbered.plan
-    is_scheduled = pc.any(pc.is_valid(plan.rows["deliver_timestamp"]), min_count=0).as_py()
-    tables = {source.table.schema.name for source in plan.used_files()}
-    return not is_scheduled and tables <= {HALF.name}
 
+def _spark_engine(
+    spark: SparkSession | None, setting: str, batch_bytes: int
+) -> DistributedEngine | None:
+    """Return Spark's engine if it may be chosen.
 
-def _spark_engine(spark: SparkSession | None, setting: str) -> PayloadEngine | None:
-    """Return Spark's engine if it may be chosen; some sessions serve consumers and listeners alone.
-
-    Raises: EnvironmentProblemError if the setting demands an engine that cannot be.
+    Raises: EnvironmentProblemError if the setting demands it and there is no session.
     """
     if setting == "arrow" or (spark is None and setting != "spark"):
         return None
-    try:
-        engine: PayloadEngine = spark_room().payload_engine(spark)
-    except EnvironmentProblemError as error:
-        if setting == "spark":
-            raise
-        logger.info("this process copies all messages itself: %s", error)
-        return None
+    engine: DistributedEngine = spark_room().payload_engine(spark, batch_bytes)
     return engine
 
 
@@ -107,17 +112,36 @@ class ArrowEngine:
 
     def write(self, topic: Table, plans: Iterable[NumberedPlan], now_ms: int) -> list[NewFile]:
         """Write new files of `topic`, see PayloadEngine."""
-        tables = copied(plans, topic.schema.columns, now_ms, batch_bytes=self._batch_bytes)
-        columns, body = topic.schema.columns, body_schema_in(topic)
-        if body is not None:
-            tables, columns = with_body_columns(tables, body), typed_columns(body)
-        try:
-            return _written(tables, topic, columns)
-        except OSError as error:
-            full_or_read_only = disk_error(topic.name, error)
-            if full_or_read_only is None:
-                raise
-            raise full_or_read_only from error
+        return write_messages(topic, body_schema_in(topic), plans, now_ms, self._batch_bytes)
+
+
+def write_messages(
+    topic: Table,
+    body: BodySchema | None,
+    plans: Iterable[NumberedPlan],
+    now_ms: int,
+    batch_bytes: int,
+) -> list[NewFile]:
+    """Copy the messages of plans into new files of a topic; 0 commits.
+
+    Args:
+        topic: its log is not read.
+        body: the schema of the bodies of a typed topic.
+        plans: as of `copied`, with `now_ms` and `batch_bytes`.
+
+    Raises: UnreadableFileError; StoreFullError, ReadOnlyStoreError.
+    """
+    tables = copied(plans, topic.schema.columns, now_ms, batch_bytes=batch_bytes)
+    columns = topic.schema.columns
+    if body is not None:
+        tables, columns = with_body_columns(tables, body), typed_columns(body)
+    try:
+        return _written(tables, topic, columns)
+    except OSError as error:
+        full_or_read_only = disk_error(topic.name, error)
+        if full_or_read_only is None:
+            raise
+        raise full_or_read_only from error
 
 
 def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
@@ -129,19 +153,7 @@ def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> li
     schema, filesystem = topic.schema, topic.folder.filesystem
     if schema.partition_by:
         return write_partitions(ahead, schema.partition_by, filesystem, schema.statistics_columns)
-    return [
-        write_file(_of_a_file(first, ahead), columns, filesystem, schema.statistics_columns)
-        for first in ahead
-    ]
-
-
-def _of_a_file(first: pa.Table, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the tables that fill a file."""
-    yield first
-    size_bytes = first.nbytes
-    while size_bytes < FILE_BYTES and (rows := next(tables, None)) is not None:
-        yield rows
-        size_bytes += rows.nbytes
+    return write_files(ahead, columns, filesystem, schema.statistics_columns)
 
 
 def copied(

@@ -1,8 +1,8 @@
 """The plan: which messages a topic lacks, and which rows of which files hold them.
 
-A plan is made from narrow columns, without bodies. The engines differ only in who copies the
-bodies: *arrow* streams record batches through this process, *spark* joins the plan to the files by
-row number, without a sort (decision 0002).
+A plan is made from narrow columns, without bodies. The engines differ only in where the bodies are
+copied by row number, without a sort (decision 0002): *arrow* streams record batches through this
+process, *spark* lets tasks on executors do the same (decision 0071).
 
 Many messages are planned piece by piece, and memory holds one piece (decision 0070). The pieces
 follow each other in the order of the messages: by fact, then by sequence.
@@ -179,6 +179,17 @@ class PayloadEngine(Protocol):
 
     def write(self, topic: Table, plans: Iterable[NumberedPlan], now_ms: int) -> list[NewFile]:
         """Write new files of `topic` with the messages of plans that follow each other."""
+        ...
+
+
+class DistributedEngine(PayloadEngine, Protocol):
+    """An engine whose tasks run in other processes."""
+
+    def slots(self, topic: Table) -> int:
+        """Return how many tasks run at once, each where the topic can be written.
+
+        Raises: EnvironmentProblemError, StorageError: they cannot be run.
+        """
         ...
 
 

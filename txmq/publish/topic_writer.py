@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +33,7 @@ from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.ground.results import Sum
 from txmq.ground.tasks import called, submitted
 from txmq.publish.announcement import PublishWatch
-from txmq.publish.engines import EngineChoice, suits_spark
+from txmq.publish.engines import EngineChoice
 from txmq.publish.plan import NumberedPlan, Plan, Plans
 from txmq.publish.progress import RESTORED
 from txmq.store.known import lost_by_others, problem_of_loss
@@ -357,11 +356,9 @@ class TopicWriter:
     def _written(self, topic: TopicLog, missing: Missing) -> _NewMessages | None:
         """Write the files of messages; None if there are no messages."""
         new = _NewMessages([], [], {})
-        for is_for_spark, plans in groupby(self._numbered(topic, missing, new), suits_spark):
-            engine = self._engines.engine_for(
-                topic.table, missing.size_bytes(), is_for_spark=is_for_spark
-            )
-            new.files.extend(engine.write(topic.table, plans, self._clock.now_ms()))
+        engine = self._engines.engine_for(topic.table, missing.size_bytes())
+        plans = self._numbered(topic, missing, new)
+        new.files.extend(engine.write(topic.table, plans, self._clock.now_ms()))
         return new if new.files else None
 
     @staticmethod
@@ -396,9 +393,7 @@ class TopicWriter:
         """Write the messages of some transactions into files that no commit names."""
         plan = plan.without(~missing.plans.are_about(transaction_ids))
         plans = [NumberedPlan(plan, np.zeros(plan.rows.num_rows, dtype=np.int64))]
-        engine = self._engines.engine_for(
-            topic.table, missing.size_bytes(), is_for_spark=suits_spark(plans[0])
-        )
+        engine = self._engines.engine_for(topic.table, missing.size_bytes())
         files = engine.write(topic.table, plans, self._clock.now_ms())
         delete_files(topic.table.folder, [file.path for file in files])
 

@@ -1,30 +1,42 @@
-"""Sends a DataFrame in a transaction: Spark writes files of halves, one commit adds them."""
+"""Sends a DataFrame in a transaction: executors write files of halves, one commit adds them.
+
+Spark makes and checks the rows. Tasks write them by Arrow; where no task can, as on serverless
+compute, Spark's own writer of Parquet does, and this process opens the footer of each file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.delta.file_rows import BATCH_BYTES, in_row_groups
+from txmq.delta.files import as_type
 from txmq.delta.folder import spark_location
-from txmq.delta.parquet import (
-    NewFile,
-    staging_folder,
-    written_by_spark,
-)
+from txmq.delta.log_files import delete_files
+from txmq.delta.parquet import NewFile, staging_folder, write_files, written_by_spark
 from txmq.delta.table import Table
 from txmq.errors import (
+    EnvironmentProblemError,
     InvalidBodyError,
     InvalidMessageError,
     SchemaMismatchError,
+    StorageError,
 )
 from txmq.ground.clock import timestamp
 from txmq.message.body_schema import BodySchema
 from txmq.message.message import MAX_FIELD_BYTES, RESERVED_PROPERTIES
 from txmq.producer.routing import SendLimits
+from txmq.publish.plan import BATCH_ROWS
+from txmq.spark.executors import OUTCOMES, TablePlace, executors_of, file_outcome, written_files
 from txmq.spark.settings import microsecond_timestamps, spark_writer
 from txmq.store.half import HalfOrigin, store_date
 from txmq.store.schemas import HALF
@@ -32,6 +44,7 @@ from txmq.store.schemas import HALF
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+logger = logging.getLogger(__name__)
 
 _COLUMN_TYPES = {
     "body": ("binary", "string"),
@@ -43,6 +56,16 @@ _COLUMN_TYPES = {
     "deliver_timestamp": ("timestamp",),
 }
 
+# The columns of a half that each row has for itself.
+_OF_A_ROW = (
+    "sequence", "real_queue_id", "tags", "keys", "body", "properties", "sharding_key", "delay_s",
+    "deliver_timestamp",
+)  # fmt: skip
+_OF_ALL = (
+    "transaction_id", "message_id", "producer_group", "real_topic", "born_timestamp", "ordinary",
+)  # fmt: skip
+_FILE = pa.schema([part for part in HALF.columns if part.name in {*_OF_A_ROW, *_OF_ALL}])
+_ROW_GROUP = (BATCH_ROWS, BATCH_BYTES)
 _TEXTS = ("tags", "keys", "sharding_key")
 WRONG_BODY = "body without the schema of its topic"
 _IS_WRONG = "body_is_wrong"
@@ -80,8 +103,7 @@ class DataFrameSend:
         import pyspark.sql.functions as F  # noqa: N812
         from pyspark.sql import Observation
 
-        folder = staging_folder()
-        observation = Observation(folder)
+        observation = Observation()
         rows = self._half_rows(origin, first_sequence, limits.queue_count)
         problems = _problems(F, limits, self.dataframe.columns)
         if self.body_schema is not None:
@@ -90,18 +112,28 @@ class DataFrameSend:
         place = F.col("sequence") - F.lit(first_sequence)
         metrics = [*_counts(F, problems), *_first_places(F, problems, place)]
         observed = rows.observe(observation, *metrics).drop(_IS_WRONG)
-        writer = spark_writer(observed)
-        with microsecond_timestamps(self.dataframe.sparkSession):
-            writer.parquet(f"{spark_location(half.location)}/{folder}")
+        files = self._written(observed, half, origin)
         try:
             _refuse(observation.get)
         except InvalidMessageError:
             # What a producer may not delete is removed by maintenance.
             with suppress(OSError):
-                half.folder.filesystem.delete_dir(folder)
+                delete_files(half.folder, [file.path for file in files])
             raise
-        partition = partition_of(origin)
-        return written_by_spark(folder, half.folder.filesystem, HALF.statistics_columns, partition)
+        return files
+
+    def _written(self, rows: DataFrame, half: Table, origin: HalfOrigin) -> list[NewFile]:
+        """Let tasks write the rows by Arrow, or Spark itself where no task can."""
+        executors = executors_of(rows.sparkSession)
+        try:
+            executors.check_batches()
+            executors.check(half)
+        except (EnvironmentProblemError, StorageError) as error:
+            logger.info("Spark's own writer writes the halves: %s", error)
+            return _written_by_spark(rows, half, partition_of(origin))
+        halves = _Halves(TablePlace.of(half), self.topic, origin, partition_of(origin))
+        tasks = rows.select(*_OF_A_ROW).mapInArrow(partial(_halves_written, halves), OUTCOMES)
+        return written_files(tasks)
 
     def _half_rows(self, origin: HalfOrigin, first_sequence: int, queue_count: int) -> DataFrame:
         import pyspark.sql.functions as F  # noqa: N812
@@ -111,6 +143,62 @@ class DataFrameSend:
         )
         columns = _half_columns(F, self, origin, queue_count)
         return numbered.select([column.alias(name) for name, column in columns.items()])
+
+
+def _written_by_spark(
+    rows: DataFrame, half: Table, partition: Mapping[str, str | None]
+) -> list[NewFile]:
+    """Write the rows into a folder of the half log by Spark's writer of Parquet."""
+    folder = staging_folder()
+    with microsecond_timestamps(rows.sparkSession):
+        spark_writer(rows).parquet(f"{spark_location(half.location)}/{folder}")
+    return written_by_spark(folder, half.folder.filesystem, HALF.statistics_columns, partition)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Halves:
+    """What all halves of a DataFrame have in common, as a task needs it."""
+
+    half: TablePlace
+    topic: str
+    origin: HalfOrigin
+    partition: Mapping[str, str | None]
+
+    def files(self, batches: Iterable[pa.RecordBatch]) -> list[NewFile]:
+        tables = in_row_groups(
+            batches, self._rows, lambda batch: (batch.num_rows, batch.nbytes), _ROW_GROUP
+        )
+        filesystem = self.half.table().folder.filesystem
+        return write_files(tables, _FILE, filesystem, HALF.statistics_columns, self.partition)
+
+    def _rows(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        rows = pa.Table.from_batches(batches)
+        transaction_id = self.origin.transaction_id
+        sequence = rows["sequence"].cast(pa.string())
+        values = {
+            "transaction_id": transaction_id,
+            "message_id": pc.binary_join_element_wise(transaction_id, sequence, ":"),
+            "producer_group": self.origin.producer_group,
+            "real_topic": self.topic,
+            "born_timestamp": timestamp(self.origin.born_timestamp_ms),
+            "ordinary": False,
+        } | {name: rows[name] for name in _OF_A_ROW}
+        columns = [_column(values[part.name], part.type, rows.num_rows) for part in _FILE]
+        return pa.table(columns, schema=_FILE)
+
+
+def _column(value: Any, kind: pa.DataType, count: int) -> Any:
+    """Return a column of one type, of one value for all rows or of one for each."""
+    if isinstance(value, pa.ChunkedArray):
+        return as_type(value, kind)
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def _halves_written(
+    halves: _Halves, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the halves of a partition on an executor."""
+    yield file_outcome(partial(halves.files, batches))
 
 
 def partition_of(origin: HalfOrigin) -> dict[str, str | None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from txmq.message.body_schema import BodySchema
     from txmq.message.conditions import Condition
     from txmq.producer.routing import DataFrameSend
-    from txmq.publish.plan import PayloadEngine
+    from txmq.publish.plan import DistributedEngine
     from txmq.store.store import Store
     from txmq.user_data.markers import DeltaMarkers
 
@@ -33,11 +33,11 @@ def dataframe_send(
     return DataFrameSend(dataframe, topic, body_schema)
 
 
-def payload_engine(spark: SparkSession | None) -> PayloadEngine:
+def payload_engine(spark: SparkSession | None, batch_bytes: int) -> DistributedEngine:
     """Make the engine that copies large plans. Raises: EnvironmentProblemError."""
     from txmq.spark.payload_engine import SparkEngine
 
-    return SparkEngine(spark)
+    return SparkEngine(spark, batch_bytes)
 
 
 def start_timer(spark: SparkSession, store: Store, rounds: TimedRounds) -> Running:

@@ -1,197 +1,219 @@
-"""The spark engine: Spark joins the plan to the half files by row number and copies the bodies."""
+"""The spark engine: tasks on Spark's executors copy the bodies of large plans.
+
+A task does what the Arrow engine does in this process: it gets rows of the plan with their offsets,
+reads these messages from the half files and writes files of the topic. No body passes through Java
+or through this process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from txmq.delta.files import DataFile
-from txmq.delta.folder import inside, spark_location
-from txmq.delta.parquet import NewFile, staging_folder, written_by_spark
+from txmq.delta.parquet import NewFile
 from txmq.delta.table import Table
-from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
-from txmq.ground.clock import timestamp
-from txmq.ground.columns import Integers, in_order
-from txmq.publish.plan import COPIED, GIVEN, NumberedPlan, Plan, merged
-from txmq.spark.settings import MICROSECONDS, change_setting, spark_writer
-from txmq.store.schemas import TOPIC
+from txmq.errors import EnvironmentProblemError, PayloadMissingError
+from txmq.ground.columns import integers
+from txmq.publish.engines import write_messages
+from txmq.publish.plan import NumberedPlan, Plan, PlanFile
+from txmq.spark.executors import (
+    OUTCOMES,
+    TablePlace,
+    as_own_error,
+    body_schema_of,
+    body_schema_text,
+    executors_of,
+    file_outcome,
+    written_files,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-# The arrays of one Spark job have at most this many elements.
-SPARK_PLAN_ROWS = 4_000_000
+# A task copies about so much of the half files, as Spark reads files; or so many messages.
+TASK_BYTES = 128 * 1024 * 1024
+TASK_ROWS = 1_000_000
+# The tasks of one job are sent as plans of about so many bytes; a message takes some five.
+JOB_BYTES = 64 * 1024 * 1024
+# What a task needs of a plan, beside the offsets.
+_SENT = ("file", "row", "life", "op_version", "deliver_timestamp")
 
 
 class SparkEngine:
-    """Spark reads the half files and writes the topic's files; this process holds no body."""
+    """Lets Spark's executors copy the messages of plans. Safe for several threads."""
 
-    def __init__(self, spark: SparkSession | None) -> None:
-        """Raise EnvironmentProblemError if there is no session, or none that can write topics."""
+    def __init__(self, spark: SparkSession | None, batch_bytes: int) -> None:
+        """Start no job yet; a task holds batches of `batch_bytes`, as the Arrow engine does.
+
+        Raises: EnvironmentProblemError if there is no session.
+        """
         if spark is None:
             problem = "payload_engine is spark, but the publisher has no Spark session"
             raise EnvironmentProblemError(problem, "Pass spark=, or set payload_engine to arrow.")
-        self._spark = spark
-        for name, value in MICROSECONDS.items():
-            change_setting(spark, name, value, way_out="Set payload_engine to arrow or auto.")
+        self._spark, self._executors = spark, executors_of(spark)
+        self._batch_bytes = batch_bytes
+
+    def slots(self, topic: Table) -> int:
+        """Return how many tasks run at once. Raises: as `Executors.slots`."""
+        return self._executors.slots(topic, body_schema_text(topic))
 
     def write(self, topic: Table, plans: Iterable[NumberedPlan], now_ms: int) -> list[NewFile]:
-        """Write the messages as PayloadEngine says; the bodies go through Spark alone."""
-        return [file for large in _large(plans) for file in self._written(topic, *large, now_ms)]
+        """Write the messages as PayloadEngine says; this process holds no body.
 
-    def _written(self, topic: Table, plan: Plan, offsets: Integers, now_ms: int) -> list[NewFile]:
-        numbered = plan.rows.append_column("queue_offset", pa.array(offsets))
-        half = plan.used_files()[0].table
-        half_files = [source.file for source in plan.files]
-        files: list[NewFile] = []
-        for job in _spark_jobs(half_files, numbered):
-            files += self._run(half, topic, job, now_ms)
-        written = sum(file.num_records for file in files)
-        if written != numbered.num_rows:
-            problem = f"Spark wrote {written:,} of {numbered.num_rows:,} messages; trying again"
+        Raises: PayloadMissingError; UnreadableFileError; as `slots`.
+        """
+        body_schema = body_schema_text(topic)
+        self._executors.check(topic, body_schema)
+        copy = _Copy(TablePlace.of(topic), body_schema, now_ms, self._batch_bytes)
+        jobs: list[Future[list[NewFile]]] = []
+        count = 0
+        with ThreadPoolExecutor(1, "txmq-spark-job") as thread:
+            for job in _jobs(plans):
+                count += sum(task.rows for task in job)
+                # One job runs while the next one is planned.
+                if jobs:
+                    jobs[-1].result()
+                jobs.append(thread.submit(self._run, topic.name, copy, job))
+        files = [file for job in jobs for file in job.result()]
+        if (written := sum(file.num_records for file in files)) != count:
+            problem = f"Spark wrote {written:,} of {count:,} messages; trying again"
             raise PayloadMissingError(topic.name, problem)
         return files
 
-    def _run(self, half: Table, topic: Table, job: _SparkJob, now_ms: int) -> list[NewFile]:
-        folder = staging_folder()
-        writer = spark_writer(self._copied(half, job, now_ms))
-        # Java needs the memory that planning used; Arrow returns it only on request.
-        pa.default_memory_pool().release_unused()
-        with _as_storage_error(topic.name):
-            writer.parquet(f"{spark_location(topic.location)}/{folder}")
-        return written_by_spark(folder, topic.folder.filesystem, TOPIC.statistics_columns, {})
+    def _run(self, name: str, copy: _Copy, job: Sequence[_Task]) -> list[NewFile]:
+        sources = {place.kind: place for task in job for place in task.sources}
+        with as_own_error(name):
+            return written_files(self._outcomes(replace(copy, sources=sources), job))
 
-    def _copied(self, half: Table, job: _SparkJob, now_ms: int) -> DataFrame:
-        """Join each file with its row of arrays; a row of the file takes its element of each."""
-        import pyspark.sql.functions as F  # noqa: N812
-
-        paths = [f"{spark_location(half.location)}/{inside(file.path)}" for file in job.files]
-        source = self._spark.read.schema(_stored_schema()).parquet(*paths)
-        places = {name: F.col(f"_metadata.{name}") for name in ("file_name", "row_index")}
-        arrays = F.broadcast(self._spark.createDataFrame(job.arrays))
-        element = (F.col("row_index") - F.col("first")).cast("int")
-        given = {name: F.get(name, element) for name in GIVEN}
-        rows = source.withColumns(places).join(arrays, "file_name").withColumns(given)
-        return rows.where(F.col("queue_offset").isNotNull()).select(_topic_columns(F, now_ms))
+    def _outcomes(self, copy: _Copy, job: Sequence[_Task]) -> DataFrame:
+        plans = pa.array([task.plans for task in job], pa.list_(pa.binary()))
+        tasks = self._spark.createDataFrame(pa.table({"plans": plans}))
+        # From one partition, round robin gives each of the others one task.
+        tasks = tasks.coalesce(1).repartition(len(job))
+        return tasks.mapInArrow(partial(_copied, copy), OUTCOMES)
 
 
-def _large(plans: Iterable[NumberedPlan]) -> Iterator[NumberedPlan]:
-    """Put plans together until they are worth a job."""
-    waiting: list[NumberedPlan] = []
-    for plan in plans:
-        waiting.append(plan)
-        if sum(len(each.offsets) for each in waiting) >= SPARK_PLAN_ROWS:
-            yield _together(waiting)
-            waiting = []
-    if waiting:
-        yield _together(waiting)
-
-
-def _together(plans: Sequence[NumberedPlan]) -> NumberedPlan:
-    offsets = np.concatenate([each.offsets for each in plans])
-    return NumberedPlan(merged([each.plan for each in plans]), offsets)
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _SparkJob:
-    """The files of one job; `arrays` has one row per file: its name, its first row, the arrays."""
+class _Task:
+    """Some of the messages; Spark sends `plans`, see `_encoded`."""
 
-    files: Sequence[DataFile]
-    arrays: pa.Table
-
-
-def _spark_jobs(files: Sequence[DataFile], rows: pa.Table) -> Iterator[_SparkJob]:
-    """Cut the plan into jobs whose arrays are small enough for a broadcast."""
-    lengths = [file.num_records for file in files]
-    ends = np.cumsum(lengths)
-    places = (ends - lengths)[rows["file"].to_numpy()] + rows["row"].to_numpy()
-    for layer in _layers(places):
-        for first in range(0, int(ends[-1]), SPARK_PLAN_ROWS):
-            chosen = layer[(places[layer] >= first) & (places[layer] < first + SPARK_PLAN_ROWS)]
-            if len(chosen):
-                yield _spark_job(files, rows.take(pa.array(chosen)))
+    plans: list[bytes]
+    rows: int
+    sources: Sequence[TablePlace]
 
 
-def _layers(places: Integers) -> Iterator[Integers]:
-    """Split the row numbers of the plan into sets without a double place.
-
-    A message of two discarded lives becomes visible twice, so its place is in the plan twice.
-    """
-    remaining = np.arange(len(places))
-    while len(remaining):
-        _, first = np.unique(places[remaining], return_index=True)
-        yield remaining[first]
-        remaining = np.delete(remaining, first)
-
-
-def _spark_job(files: Sequence[DataFile], rows: pa.Table) -> _SparkJob:
-    """Build arrays from the first to the last planned row of each file, null between."""
-    ordered = in_order(rows, "file", "row").combine_chunks()
-    used, begins = np.unique(ordered["file"].to_numpy(), return_index=True)
-    rows_by_file = [ordered.slice(*span) for span in _spans(begins, ordered.num_rows)]
-    used_files = [files[number] for number in used]
-    names = [file.path.rpartition("/")[2] for file in used_files]
-    firsts = pa.array([of_file["row"][0].as_py() for of_file in rows_by_file], pa.int64())
-    values = [_with_gaps(of_file) for of_file in rows_by_file]
-    columns = {name: _lists([of_file[name] for of_file in values]) for name in GIVEN}
-    return _SparkJob(used_files, pa.table({"file_name": names, "first": firsts, **columns}))
+def _jobs(plans: Iterable[NumberedPlan]) -> Iterator[list[_Task]]:
+    """Put tasks together until a job is large enough for any cluster, and small for this process."""
+    job: list[_Task] = []
+    for task in _tasks(plans):
+        job.append(task)
+        if sum(len(plan) for each in job for plan in each.plans) >= JOB_BYTES:
+            yield job
+            job = []
+    if job:
+        yield job
 
 
-def _spans(begins: Integers, length: int) -> Iterator[tuple[int, int]]:
-    """Return the begin and the length of each span."""
-    for begin, end in pairwise([*begins.tolist(), length]):
-        yield begin, end - begin
+def _tasks(plans: Iterable[NumberedPlan]) -> Iterator[_Task]:
+    """Cut large plans, and put small ones together."""
+    parts: list[NumberedPlan] = []
+    size = 0.0
+    for part, part_size in (part for numbered in plans for part in _parts(numbered)):
+        parts.append(part)
+        size += part_size
+        if size >= 1:
+            yield _task(parts)
+            parts, size = [], 0.0
+    if parts:
+        yield _task(parts)
 
 
-def _with_gaps(rows: pa.Table) -> pa.Table:
-    """Fill the GIVEN columns of one file with null rows for rows that are not in the plan."""
-    places = rows["row"].to_numpy() - rows["row"][0].as_py()
-    source = np.full(int(places[-1]) + 1, -1, dtype=np.int64)
-    source[places] = np.arange(len(places))
-    return rows.select(list(GIVEN)).take(pa.array(source, mask=source < 0))
+def _parts(numbered: NumberedPlan) -> Iterator[tuple[NumberedPlan, float]]:
+    """Cut a plan into parts of up to one task, by file and row; each with its share of a task."""
+    plan, offsets = numbered
+    files = [source.file for source in plan.files]
+    shares = np.array([file.size_bytes / max(1, file.num_records) for file in files]) / TASK_BYTES
+    file = integers(plan.rows["file"], 0)
+    order = np.lexsort((integers(plan.rows["row"], 0), file))
+    ends = np.cumsum(np.maximum(shares[file[order]], 1 / TASK_ROWS))
+    cuts = np.searchsorted(ends, np.arange(1, int(ends[-1]) + 1), side="right") if len(ends) else []
+    for chosen in np.split(order, np.unique(cuts)):
+        if len(chosen):
+            rows = plan.rows.take(pa.array(chosen))
+            yield NumberedPlan(replace(plan, rows=rows), offsets[chosen]), _share(ends, len(chosen))
 
 
-def _lists(columns: Sequence[pa.ChunkedArray]) -> pa.ListArray:
-    """Make one list of the values of each column."""
-    ends = np.cumsum([0, *(len(column) for column in columns)])
-    values = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values.combine_chunks())
+def _share(ends: np.ndarray[tuple[int], np.dtype[np.float64]], rows: int) -> float:
+    """Return the share of so many rows, as large as the others of their plan."""
+    return float(ends[-1]) * rows / len(ends)
 
 
-@contextmanager
-def _as_storage_error(table: str) -> Iterator[None]:
-    """Turn the failure of a job into StorageError, which parks one topic and ends no query."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        # The text of an error may quote a body.
-        condition = error.getCondition() if isinstance(error, PySparkException) else None
-        kind = ", ".join(filter(None, [type(error).__name__, condition]))
-        problem = f"Spark could not write it ({kind})"
-        raise StorageError(table, problem) from error
+def _task(parts: Sequence[NumberedPlan]) -> _Task:
+    tables = {id(source.table): source.table for each in parts for source in each.plan.used_files()}
+    places = [TablePlace.of(table) for table in tables.values()]
+    rows = sum(len(each.offsets) for each in parts)
+    return _Task([_encoded(each) for each in parts], rows, places)
 
 
-def _stored_schema() -> str:
-    kinds = {"real_queue_id": "int", "body": "binary", "properties": "map<string,string>",
-             "born_timestamp": "timestamp", "sequence": "bigint"}  # fmt: skip
-    return ", ".join(f"{name} {kinds.get(name, 'string')}" for name in COPIED.values())
+def _encoded(numbered: NumberedPlan) -> bytes:
+    """Write what a task needs of a plan as a stream of Arrow; its schema names the files."""
+    plan = numbered.plan.with_used_files()
+    rows = plan.rows.select(_SENT).append_column("queue_offset", pa.array(numbered.offsets))
+    files = [(each.table.schema.name, each.file.path, each.file.num_records, each.file.size_bytes)
+             for each in plan.files]  # fmt: skip
+    rows = rows.replace_schema_metadata({"files": json.dumps(files)})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()
 
 
-def _topic_columns(functions: Any, now_ms: int) -> list[Any]:
-    now = functions.lit(timestamp(now_ms))
-    return [
-        now.alias(name)
-        if name == "store_timestamp"
-        else functions.col(COPIED.get(name, name)).alias(name)
-        for name in TOPIC.columns.names
+# --- on an executor -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Copy:
+    """What the tasks of a job have in common; `sources` are the tables of their files by kind."""
+
+    topic: TablePlace
+    body_schema: str | None
+    now_ms: int
+    batch_bytes: int
+    sources: Mapping[str, TablePlace] = field(default_factory=dict)
+
+    def files(self, plans: Sequence[bytes]) -> list[NewFile]:
+        tables = {kind: place.table() for kind, place in self.sources.items()}
+        decoded = (_decoded(plan, tables) for plan in plans)
+        body = body_schema_of(self.body_schema)
+        return write_messages(self.topic.table(), body, decoded, self.now_ms, self.batch_bytes)
+
+
+def _copied(copy: _Copy, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Copy the messages of each task."""
+    for batch in batches:
+        for plans in batch.column(0).to_pylist():
+            yield file_outcome(partial(copy.files, plans))
+
+
+def _decoded(content: bytes, tables: Mapping[str, Table]) -> NumberedPlan:
+    """Read what `_encoded` wrote."""
+    rows = pa.ipc.open_stream(content).read_all()
+    files = [
+        PlanFile(tables[kind], DataFile(path, num_records, size_bytes, {}))
+        for kind, path, num_records, size_bytes in json.loads(rows.schema.metadata[b"files"])
     ]
+    return NumberedPlan(
+        Plan(files, rows.drop_columns(["queue_offset"])), integers(rows["queue_offset"], 0)
+    )

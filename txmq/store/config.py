@@ -180,11 +180,11 @@ class Config:
         at_least=1.0,
     )  # fmt: skip
     payload_engine: str = setting(
-        "auto", "engine that copies messages: arrow, spark, or auto by size",
+        "auto", "engine that copies messages: arrow, spark, or auto by size and cores",
         one_of=PAYLOAD_ENGINES,
     )  # fmt: skip
     payload_engine_spark_bytes: int = setting(
-        4 * 1024**3, "with auto, Spark copies rounds of this size or more", at_least=1
+        4 * 1024**3, "with auto, executors copy rounds of this size or more", at_least=1
     )
     publish_batch_rows: int = setting(
         100_000, "messages of one publish round; a larger commit is one round", at_least=1

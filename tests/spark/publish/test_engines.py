@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,20 @@ from deltalake import DeltaTable, write_deltalake
 from tests.kit.builders import GROUP, halves, messages, op_row, transaction_id
 from tests.kit.reading import are_gap_free, offsets, topic_rows
 from txmq.errors import EnvironmentProblemError, PayloadMissingError
+from txmq.ground.version import __version__
 from txmq.message.ids import message_id
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
+from txmq.publish import engines
+from txmq.publish.delay_service import DelayService
 from txmq.publish.plan import make_plan
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
+from txmq.spark import executors, payload_engine
+from txmq.spark.executors import TablePlace
+from txmq.spark.payload_engine import SparkEngine
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.settled import mark_id
 from txmq.store.store import Store
@@ -448,8 +455,7 @@ def test_topic_whose_bodies_cannot_be_read_waits_and_the_others_go_on(world: Wor
 
     clock = ManualClock()
     result = world.publisher(clock).run_once()
-    # Arrow tells which transaction it is; Spark only that the topic cannot be written.
-    assert (result.parked + result.set_aside, world.rows()) == (1, [])
+    assert (result.parked, result.set_aside, world.rows()) == (0, 1, [])
     assert len(world.rows("stock")) == 1
 
     Path(broken).write_bytes(whole)
@@ -458,35 +464,134 @@ def test_topic_whose_bodies_cannot_be_read_waits_and_the_others_go_on(world: Wor
     assert world.order() == ids(1, 0)
 
 
-# --- which engine ------------------------------------------------------------------------------
-
-
-def written_by(world: World) -> set[str]:
-    root = world.store.topic_location(TOPIC)
-    files = [Path(uri).relative_to(root) for uri in DeltaTable(root).file_uris()]
-    return {"spark" if len(file.parts) > 1 else "arrow" for file in files}
+# --- tasks --------------------------------------------------------------------------------------
 
 
 @pytest.mark.needs_spark
-@pytest.mark.parametrize(("spark_bytes", "engine"), [(1, "spark"), (1 << 40, "arrow")])
-def test_auto_chooses_by_size(store: Store, spark: Any, spark_bytes: int, engine: str) -> None:
+def test_large_plan_is_cut_into_tasks_and_small_ones_are_put_together(
+    store: Store, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, spark, {"payload_engine": "spark", "publish_batch_rows": 40})
+    monkeypatch.setattr(payload_engine, "TASK_ROWS", 100)
+    monkeypatch.setattr(payload_engine, "JOB_BYTES", 1)
+    world.half(halves(1, messages(250)), halves(2, messages(130)))
+    world.half(halves(3, messages(7)))
+    world.commit(2)
+    world.commit(3, 1)
+
+    result = world.publish()
+
+    assert (result.topic_commits, result.published) == (2, 387)
+    assert world.order() == [*ids(2, *range(130)), *ids(3, *range(7)), *ids(1, *range(250))]
+    assert are_gap_free(world.rows())
+    counts = files_of(world)
+    assert len(counts) > 3
+    assert max(counts) <= 140
+
+
+@pytest.mark.needs_spark
+def test_tasks_copy_delayed_messages_too(store: Store, spark: Any) -> None:
+    world = World(store, spark, {"payload_engine": "spark"})
+    clock = ManualClock()
+    with TransactionProducer(world.store, producer_group=GROUP, clock=clock) as producer:
+        with producer.begin_transaction() as transaction:
+            transaction.send(Message(TOPIC, b"now"))
+            transaction.send(Message(TOPIC, b"later", delay_s=60))
+            transaction.prepare()
+            transaction.commit()
+
+    world.publisher(clock).run_once()
+    assert [row["body"] for row in world.rows()] == [b"now"]
+    clock.advance(61)
+    DelayService(world.store, clock=clock).run_once()
+    world.publisher(clock).run_once()
+
+    assert [row["body"] for row in world.rows()] == [b"now", b"later"]
+
+
+# --- which engine ------------------------------------------------------------------------------
+
+
+def files_of(world: World) -> list[int]:
+    """The messages in each file of the topic."""
+    table = DeltaTable(world.store.topic_location(TOPIC))
+    return [int(n) for n in pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()]
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tasks of each job of the spark engine."""
+    counts: list[int] = []
+    run = SparkEngine._run
+
+    def counted(self: SparkEngine, name: str, copy: Any, job: Any) -> Any:
+        counts.append(len(job))
+        return run(self, name, copy, job)
+
+    monkeypatch.setattr(SparkEngine, "_run", counted)
+    return counts
+
+
+@pytest.mark.needs_spark
+@pytest.mark.parametrize(
+    ("spark_bytes", "cores", "is_spark"), [(1, 1, True), (1 << 40, 1, False), (1, 10_000, False)]
+)
+def test_auto_chooses_by_size_and_cores(  # noqa: PLR0913, PLR0917 - a table of cases
+    store: Store, spark: Any, jobs: list[int], monkeypatch: pytest.MonkeyPatch,
+    spark_bytes: int, cores: int, is_spark: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    monkeypatch.setattr(engines, "ARROW_CORES", cores)
     world = World(store, spark, {"payload_engine_spark_bytes": spark_bytes})
     world.half(halves(1))
     world.commit(1)
 
     world.publish()
 
-    assert written_by(world) == {engine}
+    assert (len(world.rows()), bool(jobs)) == (1, is_spark)
 
 
-def test_auto_without_spark_is_arrow(store: Store) -> None:
+@pytest.mark.needs_spark
+def test_auto_copies_here_where_executors_cannot(
+    store: Store, spark: Any, jobs: list[int], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(executors, "__version__", "0.0.1")
+    world = World(store, spark, {"payload_engine_spark_bytes": 1})
+    world.half(halves(1))
+    world.commit(1)
+
+    world.publish()
+
+    assert (len(world.rows()), jobs) == (1, [])
+    assert f"an executor of Spark has txmq {__version__}, and this process 0.0.1" in caplog.text
+
+
+@pytest.mark.needs_spark
+def test_executor_that_finds_no_table_parks_the_topic(
+    store: Store, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place_of = TablePlace.of
+    monkeypatch.setattr(
+        TablePlace, "of", lambda table: replace(place_of(table), location=f"{table.location}-elsewhere")
+    )
+    world = World(store, spark, {"payload_engine": "spark"})
+    world.half(halves(1))
+    world.commit(1)
+
+    result = world.publish()
+
+    assert (result.parked, result.set_aside, world.rows()) == (1, 0, [])
+    assert "does not find version 0 of" in caplog.text
+
+
+def test_auto_without_spark_is_arrow(store: Store, jobs: list[int]) -> None:
     world = World(store, None, {"payload_engine_spark_bytes": 1})
     world.half(halves(1))
     world.commit(1)
 
     world.publish()
 
-    assert written_by(world) == {"arrow"}
+    assert (len(world.rows()), jobs) == (1, [])
 
 
 def test_spark_engine_without_spark_says_what_to_do(store: Store) -> None:

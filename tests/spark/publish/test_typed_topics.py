@@ -478,7 +478,7 @@ def test_spark_reads_and_streams_the_columns(
     assert_df_equality(copied.select(plain), topic.select(plain), ignore_row_order=True)
 
 
-def test_spark_engine_leaves_typed_topics_to_arrow(
+def test_tasks_of_spark_fill_the_columns_of_typed_topics(
     typed: Store, producer: TransactionProducer, spark: Any
 ) -> None:
     commit(producer, Message(ORDERS, body(1)), Message("stock", b"1"))
