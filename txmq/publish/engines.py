@@ -69,20 +69,21 @@ class EngineChoice:
 
     def engine_for(self, topic: Table, size_bytes: int) -> PayloadEngine:
         """Return the engine for bodies of this size."""
-        if self._spark is None:
+        engine = self._spark
+        if engine is None:
             return self._arrow
-        if self._setting == "spark" or (size_bytes >= self._spark_bytes and self._pays(topic)):
-            return self._spark
+        if self._setting == "spark" or (size_bytes >= self._spark_bytes and _pays(engine, topic)):
+            return engine
         return self._arrow
 
-    def _pays(self, topic: Table) -> bool:
-        """Tell whether executors can copy, and have more cores than the Arrow engine uses."""
-        assert self._spark is not None
-        try:
-            return self._spark.slots(topic) > ARROW_CORES
-        except (EnvironmentProblemError, StorageError) as error:
-            logger.warning("this process copies the messages of %s itself: %s", topic.name, error)
-            return False
+
+def _pays(engine: DistributedEngine, topic: Table) -> bool:
+    """Tell whether executors can copy, and have more cores than the Arrow engine uses."""
+    try:
+        return engine.slots(topic) > ARROW_CORES
+    except (EnvironmentProblemError, StorageError) as error:
+        logger.warning("this process copies the messages of %s itself: %s", topic.name, error)
+        return False
 
 
 def _spark_engine(

@@ -194,9 +194,7 @@ def _column(value: Any, kind: pa.DataType, count: int) -> Any:
     return pa.repeat(pa.scalar(value, kind), count)
 
 
-def _halves_written(
-    halves: _Halves, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _halves_written(halves: _Halves, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the halves of a partition on an executor."""
     yield file_outcome(partial(halves.files, batches))
 

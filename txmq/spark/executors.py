@@ -42,6 +42,8 @@ SLOTS_MAX = 10_000
 # Larger batches of a user's rows would be held by a task at once, and a copy of them.
 BATCH_BYTES_MAX = 256 * 1024 * 1024
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+# Sizes as Spark spells them: 67108864b, 64m, 64mb.
+_SIZE, _UNITS = re.compile(r"(\d{1,18})([kmg]?)b?", re.ASCII), ("", "k", "m", "g")
 # What the tasks return, one for each.
 OUTCOMES = "outcome string"
 _SCHEMAS = MappingProxyType({schema.name: schema for schema in (HALF, SCHEDULE, TOPIC)})
@@ -92,9 +94,10 @@ class Executors:
         from pyspark.errors import PySparkException
 
         try:
-            size_bytes = int(self._spark.conf.get(_BATCH_BYTES) or 0)
-        except (PySparkException, ValueError):
-            size_bytes = 0
+            size = _SIZE.fullmatch((self._spark.conf.get(_BATCH_BYTES) or "").strip().lower())
+        except PySparkException:
+            size = None
+        size_bytes = int(size[1]) * 1024 ** _UNITS.index(size[2]) if size else 0
         if not 0 < size_bytes <= BATCH_BYTES_MAX:
             problem = f"{_BATCH_BYTES} bounds no batch by {BATCH_BYTES_MAX:,} bytes or less"
             raise EnvironmentProblemError(problem, "Use Spark 4.2, or set it.")

@@ -114,7 +114,7 @@ class _Task:
 
 
 def _jobs(plans: Iterable[NumberedPlan]) -> Iterator[list[_Task]]:
-    """Put tasks together until a job is large enough for any cluster, and small for this process."""
+    """Put tasks together: enough for any cluster, and few enough for this process."""
     job: list[_Task] = []
     for task in _tasks(plans):
         job.append(task)
@@ -143,20 +143,21 @@ def _parts(numbered: NumberedPlan) -> Iterator[tuple[NumberedPlan, float]]:
     """Cut a plan into parts of up to one task, by file and row; each with its share of a task."""
     plan, offsets = numbered
     files = [source.file for source in plan.files]
+    # A commit by others may name any sizes.
     shares = np.array([file.size_bytes / max(1, file.num_records) for file in files]) / TASK_BYTES
+    shares = np.clip(shares, 1 / TASK_ROWS, 1)
     file = integers(plan.rows["file"], 0)
     order = np.lexsort((integers(plan.rows["row"], 0), file))
-    ends = np.cumsum(np.maximum(shares[file[order]], 1 / TASK_ROWS))
-    cuts = np.searchsorted(ends, np.arange(1, int(ends[-1]) + 1), side="right") if len(ends) else []
-    for chosen in np.split(order, np.unique(cuts)):
-        if len(chosen):
-            rows = plan.rows.take(pa.array(chosen))
-            yield NumberedPlan(replace(plan, rows=rows), offsets[chosen]), _share(ends, len(chosen))
-
-
-def _share(ends: np.ndarray[tuple[int], np.dtype[np.float64]], rows: int) -> float:
-    """Return the share of so many rows, as large as the others of their plan."""
-    return float(ends[-1]) * rows / len(ends)
+    ends = np.cumsum(shares[file[order]])
+    # A plan has at least one message.
+    total = float(ends[-1])
+    cuts = np.unique(np.searchsorted(ends, np.arange(1, total), side="right"))
+    for chosen in np.split(order, cuts):
+        rows = plan.rows.take(pa.array(chosen))
+        yield (
+            NumberedPlan(replace(plan, rows=rows), offsets[chosen]),
+            total * len(chosen) / len(order),
+        )
 
 
 def _task(parts: Sequence[NumberedPlan]) -> _Task:
@@ -177,7 +178,7 @@ def _encoded(numbered: NumberedPlan) -> bytes:
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
         writer.write_table(rows)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 # --- on an executor -------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from deltalake import DeltaTable
@@ -25,6 +26,7 @@ from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.publish.delay_service import DelayService
+from txmq.spark import dataframe, executors
 from txmq.store.store import Store
 from txmq.testing import before_commit, failing_commits
 
@@ -38,6 +40,16 @@ NO_UTF8 = "IF(id = 3, cast(unhex('736563726574ff80fe') AS string), 'ä')"
 @pytest.fixture
 def producer(store: Store) -> TransactionProducer:
     return TransactionProducer(store, producer_group=GROUP)
+
+
+@pytest.fixture(params=["tasks", "the writer of Spark"])
+def writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes the files: tasks on executors, or Spark itself where they cannot."""
+    if request.param == "tasks":
+        monkeypatch.setattr(dataframe, "spark_writer", None)
+    else:
+        monkeypatch.setattr(executors, "__version__", "0.0.1")
+        monkeypatch.setattr(executors, "_EXECUTORS", WeakKeyDictionary())
 
 
 def rows(spark: Any, count: int, *columns: str) -> Any:
@@ -64,6 +76,7 @@ def half_files(store: Store) -> set[str]:
 # --- what arrives -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("writer")
 def test_every_row_is_one_message_of_one_transaction(
     store: Store, producer: TransactionProducer, spark: Any
 ) -> None:
@@ -85,6 +98,7 @@ def test_rolled_back_rows_stay_hidden(
     assert store.topics() == []
 
 
+@pytest.mark.usefixtures("writer")
 def test_optional_columns_arrive(store: Store, producer: TransactionProducer, spark: Any) -> None:
     frame = rows(spark, 1, "'text' AS body", "'tag' AS tags", "'k1 k2' AS keys",
                  "'customer' AS sharding_key", "map('ä', 'ö') AS properties")  # fmt: skip
@@ -115,6 +129,7 @@ def test_sharding_key_leads_to_the_queue_of_single_messages(
     assert [len(queues[key]) for key in keys] == [1] * len(keys)
 
 
+@pytest.mark.usefixtures("writer")
 def test_messages_and_several_dataframes_share_one_fate(
     store: Store, producer: TransactionProducer, spark: Any
 ) -> None:
@@ -142,6 +157,7 @@ def test_transaction_without_single_messages_has_a_head_of_its_own(
     assert store.tables.half_log().halves(transaction.id).problem is None  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("writer")
 def test_dataframe_is_computed_once(
     store: Store, producer: TransactionProducer, spark: Any
 ) -> None:
@@ -155,6 +171,7 @@ def test_dataframe_is_computed_once(
     assert len(set(stored)) == 50
 
 
+@pytest.mark.usefixtures("writer")
 def test_files_of_the_half_log_tell_their_transaction(
     store: Store, producer: TransactionProducer, spark: Any
 ) -> None:
@@ -165,6 +182,7 @@ def test_files_of_the_half_log_tell_their_transaction(
     assert {one for bound in found for one in bound} == {transaction.id}
 
 
+@pytest.mark.usefixtures("writer")
 def test_rows_come_each_at_its_own_time(tmp_path: Path, spark: Any) -> None:
     world = DelayWorld(tmp_path)
     frame = rows(
@@ -391,6 +409,7 @@ def _split(columns: str) -> list[str]:
     return [f"{body} AS body", *given] if given else [columns]
 
 
+@pytest.mark.usefixtures("writer")
 def test_empty_dataframe_is_no_transaction(
     store: Store, producer: TransactionProducer, spark: Any
 ) -> None:
@@ -494,6 +513,7 @@ def test_two_dataframes_at_once_are_both_durable(
     assert bodies(store) == sorted(2 * expected(2))
 
 
+@pytest.mark.usefixtures("writer")
 def test_prepare_that_failed_may_be_tried_again(
     store: Store, producer: TransactionProducer, spark: Any
 ) -> None:

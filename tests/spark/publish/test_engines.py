@@ -494,11 +494,8 @@ def test_tasks_copy_delayed_messages_too(store: Store, spark: Any) -> None:
     world = World(store, spark, {"payload_engine": "spark"})
     clock = ManualClock()
     with TransactionProducer(world.store, producer_group=GROUP, clock=clock) as producer:
-        with producer.begin_transaction() as transaction:
-            transaction.send(Message(TOPIC, b"now"))
-            transaction.send(Message(TOPIC, b"later", delay_s=60))
-            transaction.prepare()
-            transaction.commit()
+        producer.send(Message(TOPIC, b"now"))
+        producer.send(Message(TOPIC, b"later", delay_s=60))
 
     world.publisher(clock).run_once()
     assert [row["body"] for row in world.rows()] == [b"now"]
@@ -515,7 +512,9 @@ def test_tasks_copy_delayed_messages_too(store: Store, spark: Any) -> None:
 def files_of(world: World) -> list[int]:
     """The messages in each file of the topic."""
     table = DeltaTable(world.store.topic_location(TOPIC))
-    return [int(n) for n in pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()]
+    return [
+        int(n) for n in pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist()
+    ]
 
 
 @pytest.fixture
@@ -571,9 +570,8 @@ def test_executor_that_finds_no_table_parks_the_topic(
     store: Store, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     place_of = TablePlace.of
-    monkeypatch.setattr(
-        TablePlace, "of", lambda table: replace(place_of(table), location=f"{table.location}-elsewhere")
-    )
+    elsewhere = lambda table: replace(place_of(table), location=f"{table.location}-elsewhere")  # noqa: E731
+    monkeypatch.setattr(TablePlace, "of", elsewhere)
     world = World(store, spark, {"payload_engine": "spark"})
     world.half(halves(1))
     world.commit(1)
