@@ -1,4 +1,8 @@
-"""What a publisher holds of transactions that are larger than a round, and of many large ones."""
+"""What a publisher holds of transactions that are larger than a round, and of many large ones.
+
+And what a driver of Spark holds of one DataFrame the whole way: its send and its publishing by
+tasks on executors.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bench.memory import peak_mib
+from bench.bare import quiet_session
+from bench.memory import peak_memory, peak_mib
 from bench.messages import GROUP, QUEUES, TOPIC, random_body
 from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
@@ -20,7 +26,9 @@ from bench.workspace import fresh_folder
 from txmq.message.ids import new_transaction_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow, op_table
 from txmq.store.store import Store
@@ -30,6 +38,7 @@ FILE_ROWS, FILE_STEP = 125_000, 1 << 33
 # Bodies that a codec makes small, so that no disk bounds the largest transaction; in memory they
 # are as large as others.
 BODIES, PATTERN_BYTES = 64, 32
+HEAP_MIB = 768
 MOST_TIMES_THE_MEMORY = 1.3
 MOST_MIB = 1_500 / 1.048576
 
@@ -43,7 +52,8 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
         samples[str(count)] = _published(folder, 1, count, sizes.body_bytes)
     name = f"{transactions:,} x {messages:,}"
     samples[name] = _published(folder, transactions, messages, sizes.body_bytes)
-    facts = {"all_s_and_mib": samples}
+    drivers = {count: _the_whole_way(folder, count, sizes.body_bytes) for count in sizes.large}
+    facts = {"all_s_and_mib": samples, "drivers_s_s_and_mib": drivers}
     flat = Bar(MOST_TIMES_THE_MEMORY, at_most=True)
     base = [samples[str(few)][1]]
     return [
@@ -55,6 +65,12 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
                 [samples[str(many)][1]], bar=Bar(MOST_MIB, at_most=True)),
         Outcome("large", f"speed, one transaction of {many:,} beside {few:,}", "messages/s",
                 [many / samples[str(many)][0]], [few / samples[str(few)][0]]),
+        Outcome("large", f"peak memory of a driver, DataFrame of {many:,} beside {few:,}", "MiB",
+                [drivers[many].mib], [drivers[few].mib], flat),
+        Outcome("large", f"peak memory of a driver, DataFrame of {many:,}", "MiB",
+                [drivers[many].mib], bar=Bar(MOST_MIB, at_most=True)),
+        Outcome("large", f"the whole way of a DataFrame of {many:,} beside {few:,}", "messages/s",
+                [many / drivers[many].all_s], [few / drivers[few].all_s]),
     ]  # fmt: skip
 
 
@@ -77,6 +93,48 @@ def _publish(location: str, messages: int) -> tuple[float, float]:
     if result.published != messages:
         raise RuntimeError(f"{result.published:,} of {messages:,} messages are published")
     return took_s, peak_mib()
+
+
+# --- a driver ------------------------------------------------------------------------------------
+
+
+class Driver(NamedTuple):
+    """What it took: to send, to publish, and Python and Java of the driver together."""
+
+    send_s: float
+    publish_s: float
+    mib: float
+
+    @property
+    def all_s(self) -> float:
+        """Both together."""
+        return self.send_s + self.publish_s
+
+
+def _the_whole_way(folder: Path, messages: int, body_bytes: int) -> Driver:
+    location = str(fresh_folder(folder, "large") / "store")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_send_and_publish, location, messages, body_bytes).result()
+
+
+def _send_and_publish(location: str, messages: int, body_bytes: int) -> Driver:
+    spark = quiet_session(HEAP_MIB)
+    store = Store.create(location, Config(payload_engine="spark"))
+    bodies = f"repeat(lpad(id % {BODIES}, {PATTERN_BYTES}, '-'), {body_bytes // PATTERN_BYTES})"
+    rows = spark.range(0, messages, 1, max(2, messages // FILE_ROWS)).selectExpr(f"{bodies} body")
+    with peak_memory(spark) as peak:
+        begun_s = time.perf_counter()
+        producer = TransactionProducer(store, producer_group=GROUP)
+        with producer, producer.begin_transaction() as transaction:
+            transaction.send_dataframe(rows, topic=TOPIC)
+            transaction.prepare()
+            transaction.commit()
+        sent_s = time.perf_counter()
+        result = Publisher(store, spark=spark).run_once()
+        ended_s = time.perf_counter()
+    if result.published != messages:
+        raise RuntimeError(f"{result.published:,} of {messages:,} messages are published")
+    return Driver(sent_s - begun_s, ended_s - sent_s, peak.together_mib)
 
 
 # --- sending --------------------------------------------------------------------------------------
