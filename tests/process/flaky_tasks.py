@@ -39,8 +39,8 @@ def main(location: str, failures: str) -> None:
                 Path(failures, str(task.taskAttemptId())).touch()
                 raise RuntimeError("this task fails once")
 
-    def flaky(outcomes: Any) -> Any:
-        return written_files(outcomes.mapInArrow(fail_once, outcomes.schema))
+    def flaky(outcomes: Any, folder: Any) -> Any:
+        return written_files(outcomes.mapInArrow(fail_once, outcomes.schema), folder)
 
     dataframe.written_files = payload_engine.written_files = flaky
     store = Store.open(location)

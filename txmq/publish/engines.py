@@ -57,13 +57,17 @@ _Messages = tuple[pa.Table, pa.Table]
 
 
 class EngineChoice:
-    """Chooses the engine that copies a plan."""
+    """Chooses the engine that copies a plan.
+
+    Attributes:
+        arrow: the engine of this process.
+    """
 
     def __init__(self, config: Config, spark: SparkSession | None) -> None:
         """Make the engines; with `auto`, Spark copies `payload_engine_spark_bytes` or more."""
         setting = config.payload_engine
         batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
-        self._arrow = ArrowEngine(batch_bytes)
+        self.arrow = ArrowEngine(batch_bytes)
         self._spark = _spark_engine(spark, setting, batch_bytes)
         self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
 
@@ -71,10 +75,10 @@ class EngineChoice:
         """Return the engine for bodies of this size."""
         engine = self._spark
         if engine is None:
-            return self._arrow
+            return self.arrow
         if self._setting == "spark" or (size_bytes >= self._spark_bytes and _pays(engine, topic)):
             return engine
-        return self._arrow
+        return self.arrow
 
 
 def _pays(engine: DistributedEngine, topic: Table) -> bool:
@@ -247,13 +251,13 @@ class _FileReader:
         path = file.file.path
         if path == self._path and self._batch is not None and self._batch[0] <= row:
             return
-        self._path, self._sources = path, _source_columns(file.table)
+        self._path, self._sources = path, source_columns(file.table)
         columns = list(self._sources.values())
         self._batches = _batches(file, columns, row, self._batch_bytes, contents)
         self._batch = next(self._batches, None)
 
 
-def _source_columns(table: Table) -> dict[str, str]:
+def source_columns(table: Table) -> dict[str, str]:
     """Map each copied column of a topic to the column of this table that it is copied from."""
     return {name: name for name in COPIED} if table.schema.name == SCHEDULE.name else COPIED
 

@@ -36,7 +36,15 @@ from txmq.message.body_schema import BodySchema
 from txmq.message.message import MAX_FIELD_BYTES, RESERVED_PROPERTIES
 from txmq.producer.routing import SendLimits
 from txmq.publish.plan import BATCH_ROWS
-from txmq.spark.executors import OUTCOMES, TablePlace, executors_of, file_outcome, written_files
+from txmq.spark.executors import (
+    OUTCOMES,
+    TablePlace,
+    as_own_error,
+    check_batches,
+    check_executors,
+    file_outcome,
+    written_files,
+)
 from txmq.spark.settings import microsecond_timestamps, spark_writer
 from txmq.store.half import HalfOrigin, store_date
 from txmq.store.schemas import HALF
@@ -124,16 +132,16 @@ class DataFrameSend:
 
     def _written(self, rows: DataFrame, half: Table, origin: HalfOrigin) -> list[NewFile]:
         """Let tasks write the rows by Arrow, or Spark itself where no task can."""
-        executors = executors_of(rows.sparkSession)
         try:
-            executors.check_batches()
-            executors.check(half)
+            check_batches(rows.sparkSession)
+            check_executors(rows.sparkSession, half)
         except (EnvironmentProblemError, StorageError) as error:
             logger.info("Spark's own writer writes the halves: %s", error)
             return _written_by_spark(rows, half, partition_of(origin))
         halves = _Halves(TablePlace.of(half), self.topic, origin, partition_of(origin))
         tasks = rows.select(*_OF_A_ROW).mapInArrow(partial(_halves_written, halves), OUTCOMES)
-        return written_files(tasks)
+        with as_own_error(half.name, are_rows_of_users=True):
+            return written_files(tasks, half.folder)
 
     def _half_rows(self, origin: HalfOrigin, first_sequence: int, queue_count: int) -> DataFrame:
         import pyspark.sql.functions as F  # noqa: N812
@@ -196,7 +204,7 @@ def _column(value: Any, kind: pa.DataType, count: int) -> Any:
 
 def _halves_written(halves: _Halves, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the halves of a partition on an executor."""
-    yield file_outcome(partial(halves.files, batches))
+    yield file_outcome(HALF.name, partial(halves.files, batches))
 
 
 def partition_of(origin: HalfOrigin) -> dict[str, str | None]:

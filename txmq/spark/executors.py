@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -23,24 +23,31 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
+from txmq import errors
 from txmq.delta.credentials import KEY, options_now
-from txmq.delta.failures import problem_of
+from txmq.delta.failures import STORAGE_ERRORS, failed_write, in_one_line
+from txmq.delta.folder import TableFolder
+from txmq.delta.log_files import delete_files
 from txmq.delta.parquet import NewFile
 from txmq.delta.table import Table
 from txmq.errors import EnvironmentProblemError, StorageError, TxmqError, UnreadableFileError
 from txmq.ground.clock import elapsed_ms
 from txmq.ground.version import __version__
-from txmq.message.body_schema import BodySchema, parsed_schema
+from txmq.message.body_schema import parsed_schema
+from txmq.spark.settings import setting_of
 from txmq.store.schemas import HALF, SCHEDULE, TOPIC
-from txmq.store.topic import BODY_SCHEMA_PROPERTY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Of so many rows each task that runs at once gets some.
-SLOTS_MAX = 10_000
+# Of so many rows each task of a default number of tasks gets some.
+LOOK_ROWS = 10_000
+# So long a problem is believed to be there.
+BELIEVED_MS = 60_000
 # Larger batches of a user's rows would be held by a task at once, and a copy of them.
 BATCH_BYTES_MAX = 256 * 1024 * 1024
+# Earlier ones bound the batches that a task gets by their rows alone.
+_BOUNDS_BYTES = (4, 2)
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 # Sizes as Spark spells them: 67108864b, 64m, 64mb.
 _SIZE, _UNITS = re.compile(r"(\d{1,18})([kmg]?)b?", re.ASCII), ("", "k", "m", "g")
@@ -48,107 +55,128 @@ _SIZE, _UNITS = re.compile(r"(\d{1,18})([kmg]?)b?", re.ASCII), ("", "k", "m", "g
 OUTCOMES = "outcome string"
 _SCHEMAS = MappingProxyType({schema.name: schema for schema in (HALF, SCHEDULE, TOPIC)})
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z0-9_.]{1,100})'", re.ASCII)
+# The types in the traceback of a task; the last one ended it.
+_TYPE = re.compile(
+    r"^([A-Za-z_][A-Za-z0-9_.]{0,100}(?:Error|Exception))(?=:|$)", re.ASCII | re.MULTILINE
+)
+_OF_TXMQ = "txmq.errors."
 _WAY_OUT = "See docs/places.md for what executors need."
+
+
+class StrangeRowError(Exception):
+    """A task met a row that it cannot copy; the text names the type of its error, never a value."""
 
 
 # --- in this process ------------------------------------------------------------------------------
 
 
-class Executors:
-    """The executors of a session. Safe for several threads."""
+# Of the sessions: what executors lack for a table and the bodies of its messages, and until when
+# that is believed; None where they lack nothing.
+_LOOKS: WeakKeyDictionary[Any, dict[tuple[str, str | None], tuple[str | None, int]]] = (
+    WeakKeyDictionary()
+)
 
-    def __init__(self, spark: SparkSession) -> None:
-        """Start no job yet."""
-        self._spark = spark
-        self._problems: dict[str, EnvironmentProblemError | None] = {}
 
-    def check(self, table: Table, body_schema: str | None = None) -> None:
-        """Do as `slots`, once for a table in the life of this process."""
-        if table.location not in self._problems:
-            try:
-                self.slots(table, body_schema)
-            except EnvironmentProblemError as error:
-                self._problems[table.location] = error
-        if (problem := self._problems[table.location]) is not None:
-            raise problem
+def check_executors(spark: SparkSession, table: Table, body_schema: str | None = None) -> None:
+    """Do as `slots`, once for a table; what was missing is looked for again after a minute."""
+    looks = _LOOKS.setdefault(spark, {})
+    problem, until_ms = looks.get((table.location, body_schema), ("", 0))
+    if problem is not None and elapsed_ms() >= until_ms:
+        slots(spark, table, body_schema)
+    elif problem is not None:
+        raise EnvironmentProblemError(problem, _WAY_OUT)
 
-    def slots(self, table: Table, body_schema: str | None = None) -> int:
-        """Return how many tasks run at once, by a small job.
 
-        Each of its tasks looks whether it can do the work: it imports txmq, of this version, and
-        what bodies of the schema need, and finds the pinned version of the table.
+def slots(spark: SparkSession, table: Table, body_schema: str | None = None) -> int:
+    """Return how many tasks Spark makes by default, as many as it has cores, by a small job.
 
-        Raises: EnvironmentProblemError where one cannot; StorageError where the job fails.
-        """
-        needs = _Needs(__version__, TablePlace.of(table), table.version, body_schema)
+    Each of them looks whether it can do the work: it imports txmq, of this version, and what bodies
+    of the schema need, and finds the pinned version of the table.
+
+    Raises: EnvironmentProblemError where one cannot; StorageError where the job fails.
+    """
+    needs = _Needs(__version__, TablePlace.of(table), table.version, body_schema)
+    looks, key = _LOOKS.setdefault(spark, {}), (table.location, body_schema)
+    try:
         with as_own_error(table.name):
-            numbers = self._spark.range(SLOTS_MAX)
+            numbers = spark.range(LOOK_ROWS)
             rows = numbers.mapInArrow(partial(_looked, needs), OUTCOMES).collect()
         for problem in filter(None, (row["outcome"] for row in rows)):
-            raise EnvironmentProblemError(f"an executor of Spark {problem}", _WAY_OUT)
-        self._problems[table.location] = None
-        return len(rows)
-
-    def check_batches(self) -> None:
-        """Raise EnvironmentProblemError if a task may get batches of rows of any size."""
-        from pyspark.errors import PySparkException
-
-        try:
-            size = _SIZE.fullmatch((self._spark.conf.get(_BATCH_BYTES) or "").strip().lower())
-        except PySparkException:
-            size = None
-        size_bytes = int(size[1]) * 1024 ** _UNITS.index(size[2]) if size else 0
-        if not 0 < size_bytes <= BATCH_BYTES_MAX:
-            problem = f"{_BATCH_BYTES} bounds no batch by {BATCH_BYTES_MAX:,} bytes or less"
-            raise EnvironmentProblemError(problem, "Use Spark 4.2, or set it.")
+            raise EnvironmentProblemError(f"an executor of Spark {problem}", _WAY_OUT)  # noqa: TRY301
+    except EnvironmentProblemError as error:
+        looks[key] = (error.what, elapsed_ms() + BELIEVED_MS)
+        raise
+    looks[key] = (None, 0)
+    return len(rows)
 
 
-_EXECUTORS: WeakKeyDictionary[SparkSession, Executors] = WeakKeyDictionary()
+def check_batches(spark: SparkSession) -> None:
+    """Raise EnvironmentProblemError if a task may get batches of rows of any size."""
+    version = tuple(int(part) for part in re.findall(r"\d+", spark.version)[:2])
+    size = _SIZE.fullmatch((setting_of(spark, _BATCH_BYTES) or "").strip().lower())
+    size_bytes = int(size[1]) * 1024 ** _UNITS.index(size[2]) if size else 0
+    if version < _BOUNDS_BYTES or not 0 < size_bytes <= BATCH_BYTES_MAX:
+        problem = f"{_BATCH_BYTES} bounds no batch by {BATCH_BYTES_MAX:,} bytes or less"
+        raise EnvironmentProblemError(problem, "Use Spark 4.2 with its default.")
 
 
-def executors_of(spark: SparkSession) -> Executors:
-    """Return the executors of a session, always the same object."""
-    return _EXECUTORS.setdefault(spark, Executors(spark))
-
-
-def written_files(outcomes: DataFrame) -> list[NewFile]:
+def written_files(outcomes: DataFrame, folder: TableFolder) -> list[NewFile]:
     """Run the tasks that return `file_outcome`s; return their files in the order of the tasks.
 
-    Raises: UnreadableFileError of a task; PySparkException, Py4JError where the job fails.
+    Where one could not write, the files of the others are deleted.
+
+    Raises: UnreadableFileError, StrangeRowError of a task; as Spark where the job fails.
     """
     # A file is as old as it may be.
     made_ms = elapsed_ms()
     facts: list[dict[str, Any]] = [json.loads(row["outcome"]) for row in outcomes.collect()]
-    for unreadable in (each["unreadable"] for each in facts if "unreadable" in each):
-        raise UnreadableFileError(**unreadable)
-    files = [NewFile(**file) for each in facts for file in each["files"]]
+    files = [NewFile(**file) for each in facts for file in each.get("files", ())]
+    problems = [each for each in facts if "files" not in each]
+    if problems:
+        # Else maintenance removes them.
+        with suppress(*STORAGE_ERRORS):
+            delete_files(folder, [file.path for file in files])
+    for problem in problems:
+        if "unreadable" in problem:
+            raise UnreadableFileError(**problem["unreadable"])
+        raise StrangeRowError(f"a task of Spark cannot copy a row ({problem['strange']})")
     return [replace(file, made_ms=made_ms) for file in files]
 
 
 @contextmanager
-def as_own_error(table: str) -> Iterator[None]:
+def as_own_error(table: str, *, are_rows_of_users: bool = False) -> Iterator[None]:
     """Turn the failure of a job into an error of txmq, which parks one topic and ends no query.
+
+    What fails in the rows of a user is the user's error, and raised as it is.
 
     Raises: EnvironmentProblemError if a task lacked a Python module; else StorageError.
     """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
     try:
         yield
-    except (PySparkException, Py4JError) as error:
-        if missing := _MISSING.search(str(error)):
+    except (TxmqError, StrangeRowError, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error)
+        kind = (_TYPE.findall(text) or [""])[-1]
+        if not kind.startswith(_OF_TXMQ) and are_rows_of_users:
+            raise
+        if missing := _MISSING.search(text):
             problem = f"an executor of Spark has no Python module {missing[1]}"
             raise EnvironmentProblemError(problem, _WAY_OUT) from error
         # The text of an error may quote a body.
-        condition = error.getCondition() if isinstance(error, PySparkException) else None
-        kind = ", ".join(filter(None, [type(error).__name__, condition]))
-        raise StorageError(table, f"Spark could not write it ({kind})") from error
+        kinds = ", ".join(filter(None, [type(error).__name__, kind.removeprefix(_OF_TXMQ)]))
+        own = getattr(errors, kind.removeprefix(_OF_TXMQ), StorageError)
+        own = own if own in _TOLD else StorageError
+        raise own(table, f"Spark could not write it ({kinds})") from error
 
 
-def body_schema_text(table: Table) -> str | None:
-    """Return the body schema of a topic as a task takes it; None where bodies are any bytes."""
-    return table.log.properties().get(BODY_SCHEMA_PROPERTY) or None
+# These tell an operator what to do.
+_TOLD = (
+    errors.StoreFullError,
+    errors.ReadOnlyStoreError,
+    errors.AccessDeniedError,
+    errors.StorageUnavailableError,
+)
 
 
 # --- on an executor -------------------------------------------------------------------------------
@@ -174,20 +202,27 @@ class TablePlace:
         return Table(self.location, _SCHEMAS[self.kind], self.options)
 
 
-def body_schema_of(text: str | None) -> BodySchema | None:
-    """Return the schema that `body_schema_text` gave to a task."""
-    return parsed_schema(text) if text else None
+def file_outcome(table: str, write: Callable[[], Iterable[NewFile]]) -> pa.RecordBatch:
+    """Write files of a table, and tell of them in JSON.
 
+    What no other attempt would do better is told and not raised: a file that cannot be read, a row
+    that cannot be copied. An error that is raised stands in Spark's log with its whole traceback,
+    so it has no cause, whose text may hold a token.
 
-def file_outcome(write: Callable[[], Iterable[NewFile]]) -> pa.RecordBatch:
-    """Write files, and tell of them in JSON.
-
-    A file that cannot be read is told and not raised: no other attempt would read it.
+    Raises: StorageError; MemoryError.
     """
     try:
         facts: dict[str, Any] = {"files": [asdict(file) for file in write()]}
     except UnreadableFileError as error:
         facts = {"unreadable": {"table": error.table, "path": error.path, "problem": error.problem}}
+    except TxmqError as error:
+        raise error from None
+    except STORAGE_ERRORS as error:
+        raise failed_write(table, error) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a strange row leads to
+        facts = {"strange": type(error).__name__}
     return pa.RecordBatch.from_pydict({"outcome": [json.dumps(facts)]})
 
 
@@ -204,13 +239,13 @@ class _Needs:
         if self.txmq_version != __version__:
             return f"has txmq {__version__}, and this process {self.txmq_version}"
         try:
-            if (body := body_schema_of(self.body_schema)) is not None:
+            if self.body_schema is not None:
                 # It may need a package.
-                body.problem(b"")
+                parsed_schema(self.body_schema).problem(b"")
             if self.place.table().folder.has_commit(self.version):
                 return None
-        except (TxmqError, OSError) as error:
-            return f"cannot work: {problem_of(error)}"
+        except (TxmqError, *STORAGE_ERRORS) as error:
+            return f"cannot work ({in_one_line(error)})"
         return f"does not find version {self.version} of {self.place.location}"
 
 

@@ -370,8 +370,13 @@ def body_schema_in(table: Table) -> BodySchema | None:
 
     Raises: BodySchemaError if another program changed it to one that cannot be read.
     """
-    text = table.log.properties().get(BODY_SCHEMA_PROPERTY)
-    return parsed_schema(text) if text else None
+    text = body_schema_text(table)
+    return None if text is None else parsed_schema(text)
+
+
+def body_schema_text(table: Table) -> str | None:
+    """Return the property of a topic's table that is its body schema; None takes any bytes."""
+    return table.log.properties().get(BODY_SCHEMA_PROPERTY) or None
 
 
 def with_body_columns(rows: Iterable[pa.Table], body: BodySchema) -> Iterator[pa.Table]:

@@ -49,7 +49,7 @@ def writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(dataframe, "spark_writer", None)
     else:
         monkeypatch.setattr(executors, "__version__", "0.0.1")
-        monkeypatch.setattr(executors, "_EXECUTORS", WeakKeyDictionary())
+        monkeypatch.setattr(executors, "_LOOKS", WeakKeyDictionary())
 
 
 def rows(spark: Any, count: int, *columns: str) -> Any:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.kit.builders import GROUP, halves, messages, op_row, transaction_id
 from tests.kit.reading import are_gap_free, offsets, topic_rows
-from txmq.errors import EnvironmentProblemError, PayloadMissingError
+from txmq.delta.folder import TableFolder
+from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
 from txmq.ground.version import __version__
 from txmq.message.ids import message_id
 from txmq.message.lifecycle import ClaimKind
@@ -27,7 +31,7 @@ from txmq.publish.plan import make_plan
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
 from txmq.spark import executors, payload_engine
-from txmq.spark.executors import TablePlace
+from txmq.spark.executors import OUTCOMES, TablePlace, as_own_error, file_outcome, written_files
 from txmq.spark.payload_engine import SparkEngine
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.settled import mark_id
@@ -487,6 +491,165 @@ def test_large_plan_is_cut_into_tasks_and_small_ones_are_put_together(
     counts = files_of(world)
     assert len(counts) > 3
     assert max(counts) <= 140
+
+
+@pytest.mark.needs_spark
+def test_each_partition_has_one_task(
+    store: Store, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, spark, {"payload_engine": "spark"})
+    monkeypatch.setattr(payload_engine, "TASK_ROWS", 10)
+    monkeypatch.setattr(payload_engine, "TASK_ROWS_LEAST", 1)
+    from pyspark.sql.functions import spark_partition_id
+
+    partitions: list[int] = []
+    outcomes = SparkEngine._outcomes
+
+    def counted(self: SparkEngine, copy: Any, job: Any) -> Any:
+        frame = outcomes(self, copy, job)
+        partitions.extend(row[0] for row in frame.select(spark_partition_id()).collect())
+        return frame
+
+    monkeypatch.setattr(SparkEngine, "_outcomes", counted)
+    world.half(halves(1, messages(200)))
+    world.commit(1)
+
+    world.publish()
+
+    assert len(partitions) >= 10
+    assert sorted(partitions) == list(range(len(partitions)))
+
+
+@pytest.mark.needs_spark
+@pytest.mark.parametrize(
+    "facts", [{"stats": None}, {"size": 10**18}, {"size": 0}, {"stats": '{"numRecords": 0}'}]
+)
+def test_sizes_that_a_commit_of_others_names_make_no_flood_of_tasks(
+    store: Store, spark: Any, jobs: list[int], facts: dict[str, Any]
+) -> None:
+    world = World(store, spark, {"payload_engine": "spark"})
+    world.half(halves(1, messages(320)))
+    (commit,) = Path(store.location, "half", "_delta_log").glob("*1.json")
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    for line in lines:
+        if "add" in line:
+            line["add"] |= facts
+    commit.write_text("\n".join(map(json.dumps, lines)))
+    world.commit(1)
+
+    world.publish()
+
+    assert len(world.rows()) == 320
+    assert sum(jobs) <= 11
+
+
+def with_strange(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    place = rows.schema.get_field_index(name)
+    return rows.set_column(place, pa.field(name, values.type), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("tags", pa.array([b"\xff\xfe"])),
+        ("born_timestamp", pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "UTC"))),
+        ("body", pa.array([[1]])),
+        ("properties", pa.array(["text"])),
+    ],
+)
+def test_row_that_cannot_be_copied_sets_its_transaction_aside(
+    world: World, name: str, values: pa.Array
+) -> None:
+    world.half(halves(1))
+    [path] = DeltaTable(f"{world.store.location}/half").file_uris()
+    pq.write_table(with_strange(pq.ParquetFile(path).read(), name, values), path)
+    world.half(halves(2))
+    world.commit(1, 2)
+
+    result = world.publish()
+
+    assert (result.set_aside, result.parked, world.order()) == (1, 0, ids(2, 0))
+
+
+@pytest.mark.needs_spark
+def test_session_that_was_stopped_parks_the_topic_and_blames_nobody(
+    store: Store, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(store, spark, {"payload_engine": "spark"})
+    world.half(halves(1))
+    world.commit(1)
+    # As the methods of a session do that has ended.
+    stopped = Mock(side_effect=AttributeError("'NoneType' object has no attribute 'sc'"))
+    monkeypatch.setattr(type(spark), "createDataFrame", stopped)
+    monkeypatch.setattr(type(spark), "range", stopped)
+
+    result = world.publish()
+
+    assert (result.parked, result.set_aside, world.rows()) == (1, 0, [])
+
+
+@pytest.mark.needs_spark
+def test_executors_that_cannot_read_what_this_process_reads_park_the_topic(
+    store: Store, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(store, spark, {"payload_engine": "spark"})
+    world.half(halves(1))
+    world.commit(1)
+    [path] = DeltaTable(f"{store.location}/half").file_uris()
+    outcomes = SparkEngine._outcomes
+
+    def beside_a_lost_file(self: SparkEngine, copy: Any, job: Any) -> Any:
+        Path(path).rename(f"{path}.away")
+        frame = outcomes(self, copy, job)
+        rows = frame.collect()
+        Path(f"{path}.away").rename(path)
+        return spark.createDataFrame(rows, OUTCOMES)
+
+    monkeypatch.setattr(SparkEngine, "_outcomes", beside_a_lost_file)
+
+    result = world.publish()
+
+    assert (result.parked, result.set_aside, world.rows()) == (1, 0, [])
+    assert "an executor of Spark cannot read" in caplog.text
+
+
+@pytest.mark.needs_spark
+def test_what_executors_lacked_is_looked_for_again_after_a_minute(
+    store: Store, spark: Any, jobs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(executors, "elapsed_ms", clock.now_ms)
+    world = World(store, spark, {"payload_engine": "spark"})
+    world.half(halves(1))
+    world.commit(1)
+    with monkeypatch.context() as other_version:
+        other_version.setattr(executors, "__version__", "0.0.1")
+        publisher = world.publisher(clock)
+        assert publisher.run_once().parked == 1
+    clock.advance(31)
+    publisher.run_once()
+    assert (jobs, world.rows()) == ([], [])
+
+    clock.advance(61)
+    publisher.run_once()
+
+    assert world.order() == ids(1, 0)
+
+
+@pytest.mark.needs_spark
+def test_error_of_a_task_shows_no_token(spark: Any) -> None:
+    def refused() -> Any:
+        raise OSError("InvalidToken: <Token-0>a-secret-token</Token-0>")
+
+    def tasks(batches: Any) -> Any:
+        for _ in batches:
+            yield file_outcome("half", refused)
+
+    with pytest.raises(StorageError) as caught, as_own_error("half"):
+        written_files(spark.range(1).mapInArrow(tasks, OUTCOMES), TableFolder("half", "/nowhere"))
+
+    chain = f"{caught.value} {caught.value.__cause__}"
+    assert "a-secret-token" not in chain
 
 
 @pytest.mark.needs_spark
