@@ -34,7 +34,6 @@ from txmq.errors import EnvironmentProblemError, StorageError, TxmqError, Unread
 from txmq.ground.clock import elapsed_ms
 from txmq.ground.version import __version__
 from txmq.message.body_schema import parsed_schema
-from txmq.spark.settings import setting_of
 from txmq.store.schemas import HALF, SCHEDULE, TOPIC
 
 if TYPE_CHECKING:
@@ -112,8 +111,14 @@ def slots(spark: SparkSession, table: Table, body_schema: str | None = None) -> 
 
 def check_batches(spark: SparkSession) -> None:
     """Raise EnvironmentProblemError if a task may get batches of rows of any size."""
+    from pyspark.errors import PySparkException
+
     version = tuple(int(part) for part in re.findall(r"\d+", spark.version)[:2])
-    size = _SIZE.fullmatch((setting_of(spark, _BATCH_BYTES) or "").strip().lower())
+    try:
+        # Its default too, which `setting_of` does not tell.
+        size = _SIZE.fullmatch((spark.conf.get(_BATCH_BYTES) or "").strip().lower())
+    except PySparkException:
+        size = None
     size_bytes = int(size[1]) * 1024 ** _UNITS.index(size[2]) if size else 0
     if version < _BOUNDS_BYTES or not 0 < size_bytes <= BATCH_BYTES_MAX:
         problem = f"{_BATCH_BYTES} bounds no batch by {BATCH_BYTES_MAX:,} bytes or less"
