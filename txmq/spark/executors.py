@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Of so many rows each task of a default number of tasks gets some.
 LOOK_ROWS = 10_000
 # So long a problem is believed to be there.
-BELIEVED_MS = 60_000
+BELIEVED_MS = 600_000
 # Larger batches of a user's rows would be held by a task at once, and a copy of them.
 BATCH_BYTES_MAX = 256 * 1024 * 1024
 # Earlier ones bound the batches that a task gets by their rows alone.
@@ -77,7 +77,7 @@ _LOOKS: WeakKeyDictionary[Any, dict[tuple[str, str | None], tuple[str | None, in
 
 
 def check_executors(spark: SparkSession, table: Table, body_schema: str | None = None) -> None:
-    """Do as `slots`, once for a table; what was missing is looked for again after a minute."""
+    """Do as `slots`, once for a table; what was missing is looked for again after ten minutes."""
     looks = _LOOKS.setdefault(spark, {})
     problem, until_ms = looks.get((table.location, body_schema), ("", 0))
     if problem is not None and elapsed_ms() >= until_ms:
