@@ -25,6 +25,7 @@ import pyarrow.fs as pa_fs
 from deltalake import Schema
 from deltalake.exceptions import CommitFailedError
 
+from txmq.delta import parquet
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.commit_writer import new_token
 from txmq.delta.failures import translated
@@ -38,7 +39,6 @@ from txmq.delta.table import Table
 from txmq.delta.table_log import LiveFiles, TableLog
 from txmq.delta.table_writer import TableWriter
 from txmq.ground.clock import Clock
-from txmq.publish import engines as arrow_engine
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.store.tables import StoreTables
@@ -359,7 +359,7 @@ class MemoryStore(Store):
 @contextmanager
 def payload_files_in_memory() -> Iterator[None]:
     """Let the arrow engine put its files into memory too: Parquet is below the door."""
-    original = arrow_engine.write_file
+    original = parquet.write_file
 
     def write_file(
         rows: Iterable[pa.Table], schema: pa.Schema, filesystem: Any, *rest: Any
@@ -368,8 +368,8 @@ def payload_files_in_memory() -> Iterator[None]:
             return original(rows, schema, filesystem, *rest)
         return filesystem.keep(pa.concat_tables([schema.empty_table(), *rows]), {})
 
-    arrow_engine.write_file = write_file
+    parquet.write_file = write_file
     try:
         yield
     finally:
-        arrow_engine.write_file = original
+        parquet.write_file = original

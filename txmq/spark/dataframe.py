@@ -73,6 +73,8 @@ _OF_ALL = (
     "transaction_id", "message_id", "producer_group", "real_topic", "born_timestamp", "ordinary",
 )  # fmt: skip
 _FILE = pa.schema([part for part in HALF.columns if part.name in {*_OF_A_ROW, *_OF_ALL}])
+# So long executors are believed to lack what they lacked: to look takes a job.
+BELIEVED_MS = 600_000
 _ROW_GROUP = (BATCH_ROWS, BATCH_BYTES)
 _TEXTS = ("tags", "keys", "sharding_key")
 WRONG_BODY = "body without the schema of its topic"
@@ -134,7 +136,7 @@ class DataFrameSend:
         """Let tasks write the rows by Arrow, or Spark itself where no task can."""
         try:
             check_batches(rows.sparkSession)
-            check_executors(rows.sparkSession, half)
+            check_executors(rows.sparkSession, half, believed_ms=BELIEVED_MS)
         except (EnvironmentProblemError, StorageError) as error:
             logger.info("Spark's own writer writes the halves: %s", error)
             return _written_by_spark(rows, half, partition_of(origin))

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 # Of so many rows each task of a default number of tasks gets some.
 LOOK_ROWS = 10_000
-# So long a problem is believed to be there.
-BELIEVED_MS = 600_000
 # Larger batches of a user's rows would be held by a task at once, and a copy of them.
 BATCH_BYTES_MAX = 256 * 1024 * 1024
 # Earlier ones bound the batches that a task gets by their rows alone.
@@ -69,21 +67,24 @@ class StrangeRowError(Exception):
 # --- in this process ------------------------------------------------------------------------------
 
 
-# Of the sessions: what executors lack for a table and the bodies of its messages, and until when
-# that is believed; None where they lack nothing.
+# Of the sessions: what executors lacked for a table and the bodies of its messages, and when; None
+# where they lack nothing.
 _LOOKS: WeakKeyDictionary[Any, dict[tuple[str, str | None], tuple[str | None, int]]] = (
     WeakKeyDictionary()
 )
 
 
-def check_executors(spark: SparkSession, table: Table, body_schema: str | None = None) -> None:
-    """Do as `slots`, once for a table; what was missing is looked for again after ten minutes."""
+def check_executors(
+    spark: SparkSession, table: Table, body_schema: str | None = None, believed_ms: int = 0
+) -> None:
+    """Do as `slots`, but not again where all was there, or where a problem is believed still."""
     looks = _LOOKS.setdefault(spark, {})
-    problem, until_ms = looks.get((table.location, body_schema), ("", 0))
-    if problem is not None and elapsed_ms() >= until_ms:
-        slots(spark, table, body_schema)
-    elif problem is not None:
+    problem, looked_ms = looks.get((table.location, body_schema), ("", -believed_ms))
+    if problem is None:
+        return
+    if elapsed_ms() < looked_ms + believed_ms:
         raise EnvironmentProblemError(problem, _WAY_OUT)
+    slots(spark, table, body_schema)
 
 
 def slots(spark: SparkSession, table: Table, body_schema: str | None = None) -> int:
@@ -103,7 +104,7 @@ def slots(spark: SparkSession, table: Table, body_schema: str | None = None) -> 
         for problem in filter(None, (row["outcome"] for row in rows)):
             raise EnvironmentProblemError(f"an executor of Spark {problem}", _WAY_OUT)  # noqa: TRY301
     except EnvironmentProblemError as error:
-        looks[key] = (error.what, elapsed_ms() + BELIEVED_MS)
+        looks[key] = (error.what, elapsed_ms())
         raise
     looks[key] = (None, 0)
     return len(rows)

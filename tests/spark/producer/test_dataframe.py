@@ -5,6 +5,7 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -28,7 +29,7 @@ from txmq.producer.transaction import Transaction
 from txmq.publish.delay_service import DelayService
 from txmq.spark import dataframe, executors
 from txmq.store.store import Store
-from txmq.testing import before_commit, failing_commits
+from txmq.testing import ManualClock, before_commit, failing_commits
 
 PAID = Message("order-paid", b"paid")
 OVERTAKE_S = 3.0
@@ -180,6 +181,25 @@ def test_files_of_the_half_log_tell_their_transaction(
     actions = DeltaTable(f"{store.location}/half").get_add_actions(flatten=True)
     found = [actions[f"{bound}.transaction_id"].to_pylist() for bound in ("min", "max")]
     assert {one for bound in found for one in bound} == {transaction.id}
+
+
+def test_executors_that_lacked_something_are_asked_again_after_ten_minutes(
+    producer: TransactionProducer, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, by_spark = ManualClock(), Mock(wraps=dataframe.spark_writer)
+    monkeypatch.setattr(executors, "elapsed_ms", clock.now_ms)
+    monkeypatch.setattr(dataframe, "spark_writer", by_spark)
+    with monkeypatch.context() as other_version:
+        other_version.setattr(executors, "__version__", "0.0.1")
+        prepared(producer, rows(spark, 3))
+    clock.advance(599)
+    prepared(producer, rows(spark, 3))
+    assert by_spark.call_count == 2
+
+    clock.advance(1)
+    prepared(producer, rows(spark, 3))
+
+    assert by_spark.call_count == 2
 
 
 @pytest.mark.usefixtures("writer")
