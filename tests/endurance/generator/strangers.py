@@ -179,8 +179,21 @@ def _claim_again(world: World, draw: random.Random) -> None:
     with suppress(OSError):
         rows = DeltaTable(location).to_pyarrow_table()
         if rows.num_rows:
-            place = draw.randrange(rows.num_rows)
-            write_deltalake(location, rows.slice(place, 1), mode="append")
+            row = rows.slice(draw.randrange(rows.num_rows), 1)
+            _note_end(world, row)
+            write_deltalake(location, row, mode="append")
+
+
+def _note_end(world: World, row: pa.Table) -> None:
+    """Note whose messages a COMMIT without a signature ends, where an operator resumed them."""
+    (claim,) = row.select(["transaction_id", "kind", "signature"]).to_pylist()
+    if claim["kind"] != "COMMIT" or claim["signature"] is not None:
+        return
+    for transaction in world.ledger.open:
+        if transaction.id == claim["transaction_id"]:
+            for promise in transaction.promises:
+                if promise.answer is Answer.HIDDEN:
+                    promise.answer = Answer.EITHER
 
 
 def _commit(world: World, transaction_id: str) -> None:
