@@ -186,7 +186,7 @@ class DistributedEngine(PayloadEngine, Protocol):
     """An engine whose tasks run in other processes."""
 
     def slots(self, topic: Table) -> int:
-        """Return how many tasks run at once, each where the topic can be written.
+        """Return how many tasks it makes by default, each where the topic can be written.
 
         Raises: EnvironmentProblemError, StorageError: they cannot be run.
         """

@@ -69,10 +69,11 @@ _OF_A_ROW = (
     "sequence", "real_queue_id", "tags", "keys", "body", "properties", "sharding_key", "delay_s",
     "deliver_timestamp",
 )  # fmt: skip
-_OF_ALL = (
-    "transaction_id", "message_id", "producer_group", "real_topic", "born_timestamp", "ordinary",
-)  # fmt: skip
-_FILE = pa.schema([part for part in HALF.columns if part.name in {*_OF_A_ROW, *_OF_ALL}])
+# Those of a head alone, and those that say where the file lies.
+_NOT_IN_FILE = {
+    "message_count", "check_immunity_time_s", "client_id", *HALF.partition_by,
+}  # fmt: skip
+_FILE = pa.schema([part for part in HALF.columns if part.name not in _NOT_IN_FILE])
 # So long executors are believed to lack what they lacked: to look takes a job.
 BELIEVED_MS = 600_000
 _ROW_GROUP = (BATCH_ROWS, BATCH_BYTES)
@@ -183,16 +184,13 @@ class _Halves:
 
     def _rows(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
         rows = pa.Table.from_batches(batches)
-        transaction_id = self.origin.transaction_id
         sequence = rows["sequence"].cast(pa.string())
+        message_id = pc.binary_join_element_wise(self.origin.transaction_id, sequence, ":")
         values = {
-            "transaction_id": transaction_id,
-            "message_id": pc.binary_join_element_wise(transaction_id, sequence, ":"),
-            "producer_group": self.origin.producer_group,
-            "real_topic": self.topic,
-            "born_timestamp": timestamp(self.origin.born_timestamp_ms),
-            "ordinary": False,
-        } | {name: rows[name] for name in _OF_A_ROW}
+            **_of_all_rows(self.origin, self.topic),
+            "message_id": message_id,
+            **{name: rows[name] for name in _OF_A_ROW},
+        }
         columns = [_column(values[part.name], part.type, rows.num_rows) for part in _FILE]
         return pa.table(columns, schema=_FILE)
 
@@ -217,6 +215,17 @@ def partition_of(origin: HalfOrigin) -> dict[str, str | None]:
     }
 
 
+def _of_all_rows(origin: HalfOrigin, topic: str) -> dict[str, Any]:
+    """Return the values that all halves of a DataFrame share, whoever writes them."""
+    return {
+        "transaction_id": origin.transaction_id,
+        "producer_group": origin.producer_group,
+        "real_topic": topic,
+        "born_timestamp": timestamp(origin.born_timestamp_ms),
+        "ordinary": False,
+    }
+
+
 def _half_columns(
     functions: Any, send: DataFrameSend, origin: HalfOrigin, queue_count: int
 ) -> dict[str, Column]:
@@ -228,12 +237,11 @@ def _half_columns(
     sequence = functions.col("sequence")
     key = optional("sharding_key", "string")
     by_key = functions.crc32(key.cast("binary")) % queue_count
+    of_all = _of_all_rows(origin, send.topic)
     return {
-        "transaction_id": functions.lit(origin.transaction_id),
+        **{name: functions.lit(value) for name, value in of_all.items()},
         "sequence": sequence,
         "message_id": functions.concat(functions.lit(origin.transaction_id + ":"), sequence),
-        "producer_group": functions.lit(origin.producer_group),
-        "real_topic": functions.lit(send.topic),
         "real_queue_id": functions.coalesce(by_key, sequence % queue_count).cast("int"),
         "tags": optional("tags", "string"),
         "keys": optional("keys", "string"),
@@ -243,11 +251,9 @@ def _half_columns(
             functions.create_map().cast("map<string,string>"),
         ),
         "sharding_key": key,
-        "born_timestamp": functions.lit(timestamp(origin.born_timestamp_ms)),
         # A delay of 0 s is no delay, as in a Message.
         "delay_s": functions.nullif(optional("delay_s", "bigint"), functions.lit(0)),
         "deliver_timestamp": optional("deliver_timestamp", "timestamp"),
-        "ordinary": functions.lit(False),  # noqa: FBT003
     }
 
 
