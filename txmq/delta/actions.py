@@ -222,6 +222,12 @@ class CommitActions:
         return self.metadata is not None and not self.token
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether another program removed rows; each removal of txmq has a mark."""
+        is_removal = any(action.get("dataChange", True) for action in self.removed)
+        return is_removal and REWRITE_MARK not in self.marks
+
+    @property
     def removed_paths(self) -> set[str]:
         """The removed files, relative to the table."""
         return {path_of(action) for action in self.removed}

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.actions import EMPTY_COMMIT, REWRITE_MARK, CommitActions, commit_path
+from txmq.delta.actions import EMPTY_COMMIT, CommitActions, commit_path
 from txmq.delta.failures import problem_of, read_again
 from txmq.delta.file_rows import PIECE_ROWS, FileRows, in_pieces
 from txmq.delta.files import LARGE_FILE_ROWS, DataFile, UnreadableFile, with_partition
@@ -324,7 +324,7 @@ class TableChanges:
             for version in versions:
                 content = self._folder.commit_among(contents, version)
                 actions = self._actions(version, content, cure)
-                if refuses_removals and has_strange_removals(actions):
+                if refuses_removals and actions.takes_rows:
                     problem = f"another program removed rows in {commit_path(version)}"
                     raise StorageError(self._folder.name, problem)
                 yield self._inserted(version, actions)
@@ -368,12 +368,6 @@ class TableChanges:
         rows = self._file_rows.read_stored(changes, [*stored, _CHANGE_TYPE])
         is_insert = pc.equal(rows[_CHANGE_TYPE], "insert")
         return with_partition(rows, changes, schema).filter(is_insert)
-
-
-def has_strange_removals(actions: CommitActions) -> bool:
-    """Tell whether another program removed rows in this commit; each removal of txmq has a mark."""
-    is_removal = any(action["dataChange"] for action in actions.removed)
-    return is_removal and REWRITE_MARK not in actions.marks
 
 
 def read_together(

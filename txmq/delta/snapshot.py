@@ -92,6 +92,8 @@ def features_beside_files(demanded: Iterable[str]) -> list[str]:
     return sorted(set(demanded) - (WRITABLE_FEATURES - MORE_THAN_FILES))
 
 
+NO_VERSION = -1
+
 # --- a version ------------------------------------------------------------------------------------
 
 _MAPPING_MODE = "delta.columnMapping.mode"
@@ -342,7 +344,12 @@ class Marks:
 
 
 class Snapshot:
-    """A version of a table. Not safe for several threads."""
+    """A version of a table. Not safe for several threads.
+
+    Attributes:
+        begin: the version that it was made as; later commits were followed.
+        removal: the newest of these by which another program removed rows, or NO_VERSION.
+    """
 
     def __init__(
         self, seen: Seen, definition: Definition, files: Iterable[LiveFile], marks: Marks
@@ -353,6 +360,8 @@ class Snapshot:
         self._listed: list[LiveFile] | None = None
         # Commits whose files had lost their content.
         self.empty: list[int] = []
+        # The newest commit after `begin` by which another program removed rows.
+        self.begin, self.removal = seen.version, NO_VERSION
         # For each column that was asked for, the bounds of the files in their order.
         self._bounds: dict[str, list[Bounds]] = {}
 
@@ -386,6 +395,8 @@ class Snapshot:
         self.marks.take(actions.marks)
         if actions is EMPTY_COMMIT:
             self.empty.append(seen.version)
+        if actions.takes_rows:
+            self.removal = seen.version
         self.seen = seen
 
     def _add(self, file: LiveFile) -> None:

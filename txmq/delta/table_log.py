@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import compress, takewhile
 from typing import Self
 
@@ -17,14 +18,14 @@ import pyarrow.fs as pa_fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from txmq.delta.actions import Seen, commit_path, stamp_of
+from txmq.delta.actions import DAMAGES, Seen, commit_actions, commit_path, stamp_of
 from txmq.delta.credentials import with_options
 from txmq.delta.failures import MISSING, begin_use, failed_read, read_again, refuse_panic
 from txmq.delta.files import Bounds, CommitLimits, DataFile, FilePart, FileRange, covering
-from txmq.delta.folder import NOT_FOUND, REQUESTS_AT_ONCE, TableFolder
+from txmq.delta.folder import NOT_FOUND, REQUESTS_AT_ONCE, TableFolder, in_windows
 from txmq.delta.replay import KeptLog, follow, kept_log, parsed_commit, replayed
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
-from txmq.delta.snapshot import Definition, LiveFile, Snapshot
+from txmq.delta.snapshot import NO_VERSION, Definition, LiveFile, Snapshot
 from txmq.errors import IncompatibleVersionError, StoreFormatError, UnsupportedTableError
 
 # Of a number of the schema; Python reads no more than 4,300.
@@ -316,6 +317,27 @@ class TableLog:
     def marks(self, prefix: str) -> dict[str, int]:
         """Return all marks whose names begin so."""
         return self.snapshot.marks.with_prefix(prefix)
+
+    def removal_after(self, version: int) -> int:
+        """Find the newest commit after a version by which another program removed rows.
+
+        What was followed is known. Commits before, up to the checkpoint that the log was opened by,
+        are read; one that was cleaned away or is damaged tells nothing.
+
+        Returns: its version; NO_VERSION if there is none. Raises: StorageError.
+        """
+        snapshot = self.snapshot
+        if snapshot.removal > version:
+            return snapshot.removal
+        for versions in in_windows(range(version + 1, snapshot.begin + 1)):
+            contents = self._folder.fetched([commit_path(number) for number in versions])
+            for number in versions:
+                content = self._folder.commit_among(contents, number) or b""
+                with suppress(*DAMAGES):
+                    if commit_actions(content).takes_rows:
+                        snapshot.removal = max(snapshot.removal, number)
+        snapshot.begin = min(snapshot.begin, version)
+        return snapshot.removal if snapshot.removal > version else NO_VERSION
 
     def version_of(self, app_id: str, number: int) -> int:
         """Find the version with this mark in its commit; the pinned one if its commit is gone."""

@@ -164,7 +164,7 @@ def check_half(half: Table, settled: SettledLog) -> None:
 
     Reads: the half log's commit at the settled log's mark. Commits: 0.
     """
-    seen, seen_fingerprint = settled.half_seen
+    seen, seen_fingerprint, _ = settled.half_seen
     if seen > half.version and seen > half.refresh().version:
         raise SourceRestoredError(
             "half", f"ends at {half.version}, but {seen} was read; {RESTORED}"
@@ -176,9 +176,13 @@ def check_half(half: Table, settled: SettledLog) -> None:
         raise SourceRestoredError("half", f"has another commit {seen}; {RESTORED}")
 
 
-def seen_of(half: Table) -> tuple[int, int | None]:
-    """Return what a settled commit says of the half log: its version and its fingerprint."""
-    return half.version, commit_fingerprint(half, half.version)
+def newest_removal(half: Table, settled: SettledLog) -> int:
+    """Find the newest commit by which another program removed rows of half, or NOTHING.
+
+    Reads: the commits that nobody has settled by and that were not followed. Commits: 0.
+    """
+    seen = settled.half_seen
+    return max(seen.removal, half.log.removal_after(seen.version))
 
 
 class RetryPauses:

@@ -41,7 +41,6 @@ from txmq.publish.progress import (
     end_latency,
     merged_progress,
     publish_latency,
-    seen_of,
 )
 from txmq.publish.settle import Settlement, Waiting, reach_deliveries, settle, settle_all_others
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
@@ -182,7 +181,7 @@ class PublishRound:
         self._span.adapt(end - after, is_full=claims.counted.num_rows >= rows)
         reached(FailPoint.FACTS_DECIDED)
         fingerprint = commit_fingerprint(self._op.table, end)
-        half = seen_of(self._half.table)
+        half = self._waiting.half_seen()
         try:
             self._settled.swap(settlement.facts, end, fingerprint, count, half)
         except CommitRefusedError as error:
@@ -204,7 +203,10 @@ class PublishRound:
             now_ms, waiting = self._clock.now_ms(), Waiting(held, unknown=unknown)
             tables = (claims, self._half, self._settled)
             received_ms = partial(self._op.received_ms, clock=self._clock)
-            return settle(*tables, now_ms, self._schedule, waiting, received_ms=received_ms)
+            return settle(
+                *tables, now_ms, self._schedule, waiting,
+                received_ms=received_ms, lost=self._waiting.lost,
+            )  # fmt: skip
 
         return settle_all_others(decide, claims, self._waiting.held)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,8 @@ NOTHING = -1
 SET_ASIDE_MARK = "txmq-set-aside"
 # Up to which version of the half log claims were settled, and what its commit is.
 HALF_MARK, HALF_FINGERPRINT = "txmq-half", "txmq-half-fingerprint"
+# The newest commit of the half log up to there by which another program removed rows.
+HALF_REMOVAL = "txmq-half-removal"
 _FORGOTTEN = "txmq-forgotten/"
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
 SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp", "op_timestamp")
@@ -39,6 +42,19 @@ _DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
 # How often files are listed again that another process, such as retention, takes away meanwhile.
 REPLACED_ATTEMPTS = 5
 _NO_MESSAGES = pa.schema([SCHEDULE.columns.field(name) for name in DELAYED_COLUMNS]).empty_table()
+
+
+class HalfSeen(NamedTuple):
+    """A version of the half log by which claims were settled.
+
+    Attributes:
+        fingerprint: of its commit; a half log that was restored is older, or has another one there.
+        removal: the newest commit up to there by which another program removed rows, or NOTHING.
+    """
+
+    version: int = NOTHING
+    fingerprint: int | None = None
+    removal: int = NOTHING
 
 
 class SettledLog:
@@ -67,13 +83,16 @@ class SettledLog:
         return self.table.log.mark(SET_ASIDE_MARK) or 0
 
     @property
-    def half_seen(self) -> tuple[int, int | None]:
-        """The version of the half log that was last settled by, and the fingerprint of its commit.
-
-        A half log that was restored is older, or has another commit there.
-        """
-        version = self.table.log.mark(HALF_MARK)
-        return NOTHING if version is None else version, self.table.log.mark(HALF_FINGERPRINT)
+    def half_seen(self) -> HalfSeen:
+        """What the newest settled commit says of the half log."""
+        version, fingerprint, removal = (
+            self.table.log.mark(name) for name in (HALF_MARK, HALF_FINGERPRINT, HALF_REMOVAL)
+        )
+        return HalfSeen(
+            NOTHING if version is None else version,
+            fingerprint,
+            NOTHING if removal is None else removal,
+        )
 
     @property
     def forgotten(self) -> dict[str, int]:
@@ -217,7 +236,7 @@ class SettledLog:
         mark: int,
         fingerprint: int | None = None,
         set_aside_count: int | None = None,
-        half_seen: tuple[int, int | None] | None = None,
+        half_seen: HalfSeen | None = None,
     ) -> None:
         """Append facts and set the mark, in one commit, also without rows.
 
@@ -226,12 +245,13 @@ class SettledLog:
 
         Raises: CommitRefusedError if another publisher was faster.
         """
-        half_version, half_fingerprint = half_seen or (None, None)
+        half = half_seen or HalfSeen()
         marks = {
             self._fingerprint_id: fingerprint,
             SET_ASIDE_MARK: set_aside_count,
-            HALF_MARK: half_version,
-            HALF_FINGERPRINT: half_fingerprint,
+            HALF_MARK: half_seen and half.version,
+            HALF_FINGERPRINT: half.fingerprint,
+            HALF_REMOVAL: None if half.removal == NOTHING else half.removal,
         }
         more = {name: number for name, number in marks.items() if number is not None}
         self.table.writer.swap(rows, {self.mark_id: mark, **more})

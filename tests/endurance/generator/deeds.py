@@ -30,6 +30,7 @@ from txmq.errors import MessagesExpiredError
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.received import ReceivedMessage
+from txmq.store.known import begin_of, maintenance_value
 
 PAUSES_S = (1.0, 10.0, 20.0, 40.0, 700.0, 4_000.0, 90_000.0, 4 * 86_400.0)
 DELAYS_S = (5, 15, 60, 1_800)
@@ -427,7 +428,18 @@ def put_back(world: World, _: Life, __: Step) -> None:
     for path, content in world.removed.items():
         if path.parent.exists():
             path.write_bytes(content)
+            world.ledger.outlived |= _outlived(world, path)
     world.removed.clear()
+
+
+def _outlived(world: World, path: Path) -> set[str]:
+    """The bodies in a file of a topic whose neighbours retention has taken meanwhile."""
+    folder, topic, *_ = path.relative_to(world.location).parts
+    if folder != "topics":
+        return set()
+    begin = begin_of(maintenance_value(world.store()), topic)
+    rows = pq.read_table(path, columns=["body", "op_version"]).to_pylist()
+    return {row["body"].decode() for row in rows if row["body"] and row["op_version"] <= begin}
 
 
 def _damaged_file(world: World, step: Step) -> list[Path]:

@@ -243,7 +243,8 @@ def _readers(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
     ledger = world.ledger
     if not ledger.handled or (ledger.is_damaged and _says_so(world)):
         return
-    bodies = {one.place for one in ledger.promises if _is_seen(seen, one.place)}
+    sent = (one.place for one in ledger.promises if one.body not in ledger.outlived)
+    bodies = {place for place in sent if _is_seen(seen, place)}
     if ledger.beside_retry:
         yield Kind.BESIDE_RETRY, _listed(ledger.beside_retry)
     for role, group in _GROUPS.items():

@@ -96,6 +96,7 @@ class Ledger:
         asked_too_early: transactions that were asked about while their producer renewed them.
         looks: promises that `verify` found broken while others were at work.
         has_foreign_rows: `verify` may name rows that no txmq wrote.
+        outlived: what came back after retention had passed it; the next retention takes it.
         shown_earlier: the rows of a topic with a retention before each round of maintenance.
     """
 
@@ -124,6 +125,7 @@ class Ledger:
     )
     ahead_s: Counter[str] = field(default_factory=Counter)
     emptied: set[str] = field(default_factory=set)
+    outlived: set[str] = field(default_factory=set)
     beside_retry: list[Place] = field(default_factory=list)
     has_foreign_rows: bool = False
     looks: list[str] = field(default_factory=list)

@@ -46,7 +46,7 @@ from txmq.ops.admin.needs import Figures, needs_of
 from txmq.ops.admin.status import Admin, lag_of, parked_topics, set_aside
 from txmq.ops.backup.order import order_faults
 from txmq.ops.backup.positions import sight_of
-from txmq.publish.progress import PublishProgress
+from txmq.publish.progress import PublishProgress, newest_removal
 from txmq.spark.java import OLDEST_JAVA, find_java
 from txmq.store.brokers import BrokerEntry, read_brokers
 from txmq.store.config import Config
@@ -157,6 +157,7 @@ class Doctor:
         findings = [
             *with_failure("settings", partial(findings_of_settings, store)),
             *(finding for path in paths for finding in self._of_table(path)),
+            *findings_of_half(store),
             *findings_of_strange_paths(store),
             *findings_of_order(store),
             *findings_of_needs(store, clock),
@@ -270,6 +271,22 @@ def findings_of_topic(store: Store, topic: str) -> Iterator[Finding]:
     if lost > 0:
         step = f"restore it, or run txmq rebuild-topic {store.location} {shown_name(topic)}"
         yield Finding(f"{TOPICS}{topic}", problem_of_loss(lost), step)
+
+
+def findings_of_half(store: Store) -> Iterator[Finding]:
+    """Find the removal of halves by another program, as long as its commit is kept; 0 commits."""
+    half = store.tables.half_log().table
+    try:
+        settled = store.tables.settled_log(store.tables.op_log().table.log.table_id)
+        removal = newest_removal(half, settled)
+        is_kept = removal != NOTHING and half.folder.has_commit(removal)
+    except TxmqError:
+        # A table that cannot be read is a finding of its own.
+        return
+    if is_kept:
+        problem = f"lacks rows that another program removed in commit {removal} (DELETE, RESTORE)"
+        step = f"write them again from version {removal - 1} (docs/faults.md): who lost them waits"
+        yield Finding("half", problem, step)
 
 
 def findings_of_strange_paths(store: Store) -> Iterator[Finding]:

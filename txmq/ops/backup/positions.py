@@ -44,7 +44,7 @@ def sight_of(tables: StoreTables) -> StoreSight:
     op_id = tables.op_log().table_id
     topics = {name: _topic(tables, name, op_id) for name in tables.topic_names()}
     log = tables.settled_log(op_id)
-    settled = SettledSight(log.mark, log.fingerprint, *log.half_seen, log.set_aside_count)
+    settled = SettledSight(log.mark, log.fingerprint, *log.half_seen[:2], log.set_aside_count)
     count = _set_aside_count(tables)
     op, half = tables.op_log(), tables.half_log().table
     lacking = _claims_without_halves(tables, settled.mark)
