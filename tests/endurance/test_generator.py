@@ -7,7 +7,7 @@ import pytest
 from tests.endurance.generator.draw import FAULTS, drawn_plan
 from tests.endurance.generator.plan import Plan, drawn_seed
 from tests.endurance.generator.play import played
-from tests.endurance.generator.series import OPEN, kept_plans
+from tests.endurance.generator.series import kept_plans
 from tests.kit.fault_vocabulary import OF_PROCESSES, Fault
 
 SEED, RUNS = 17, 6
@@ -27,11 +27,6 @@ def test_slice_of_the_generator_finds_nothing(part: int) -> None:
 @pytest.mark.parametrize("name", kept_plans())
 def test_what_was_found_once_is_not_found_again(name: str) -> None:
     assert [str(find) for find in played(kept_plans()[name])] == []
-
-
-@pytest.mark.parametrize("name", kept_plans(OPEN))
-def test_what_is_open_is_still_found(name: str) -> None:
-    assert played(kept_plans(OPEN)[name])
 
 
 def test_a_plan_is_a_function_of_its_seed_and_a_file_gives_it_back() -> None:

@@ -176,6 +176,7 @@ class PublishRound:
         claims, end = self._op.first_between(after, after + span, rows)
         reached(FailPoint.CLAIMS_READ)
         check_half(self._half.table.refresh(), self._settled)
+        self._settled.check_rows()
         settlement = self._decided(*claims)
         count = self._waiting.keep(settlement, after)
         self._span.adapt(end - after, is_full=claims.counted.num_rows >= rows)

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 SHOWN_TRANSACTIONS = 5
 _PAUSE = "transactions"
-HALVES_CURE = "write them again from the version before it (docs/faults.md)"
+HALVES_CURE = "append them again from the version before it (docs/faults.md)"
 CURE = (
     "restore the file or the rows, or give this process the key (claim_keys), or give them up: "
     "txmq resolve ID --give-up"

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from txmq.delta.actions import commit_path
 from txmq.delta.files import DataFile, UnreadableFile
+from txmq.delta.snapshot import Snapshot
 from txmq.delta.table import Table
-from txmq.errors import StorageError
+from txmq.errors import SourceRestoredError, StorageError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import flags, integers, python_values, sound_rows
 from txmq.message.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
@@ -31,6 +32,10 @@ SET_ASIDE_MARK = "txmq-set-aside"
 HALF_MARK, HALF_FINGERPRINT = "txmq-half", "txmq-half-fingerprint"
 # The newest commit of the half log up to there by which another program removed rows.
 HALF_REMOVAL = "txmq-half-removal"
+# How many facts were written, and how many of them retention has taken.
+FACTS_MARK, FACTS_REMOVED_MARK = "txmq-facts", "txmq-facts-removed"
+# Nobody settles after a removal, so it is among the newest commits.
+REMOVAL_COMMITS = 64
 _FORGOTTEN = "txmq-forgotten/"
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
 SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp", "op_timestamp")
@@ -65,6 +70,8 @@ class SettledLog:
         self.table = table
         self.mark_id = mark_id(op_table_id)
         self._fingerprint_id = fingerprint_id(op_table_id)
+        # The snapshot that lacked no fact, and the removal that it knew of.
+        self._whole: tuple[Snapshot | None, int] = (None, NOTHING)
 
     @property
     def mark(self) -> int:
@@ -110,7 +117,8 @@ class SettledLog:
         """
         before = self.forgotten
         counts = Counter(python_values(self.table.rows.read(files, ("state",))["state"]))
-        marks = {
+        removed = self._removed + sum(file.num_records for file in files)
+        marks = {FACTS_REMOVED_MARK: removed} | {
             f"{_FORGOTTEN}{state}": number + counts[state]
             for state, number in before.items()
             if counts[state]
@@ -185,12 +193,49 @@ class SettledLog:
 
         Settling again what it held would show it twice once the file is restored. Commits: 0.
 
-        Raises: StorageError; it names the file.
+        Raises: StorageError; it names the file. SourceRestoredError as `check_rows`.
         """
+        self.check_rows()
         for version in self.table.log.snapshot.empty:
             if self._may_hold(version, after):
                 cure = "restore this file; until then nothing is published and nothing skipped"
                 raise StorageError("settled", f"{commit_path(version)} lost its content: {cure}")
+
+    def check_rows(self) -> None:
+        """Check that no other program removed facts: a transaction without one is settled anew.
+
+        Reads: nothing, if no removal came since the last check. Commits: 0.
+
+        Raises: SourceRestoredError; it says how many, and by which commit.
+        """
+        snapshot = self.table.log.snapshot
+        if self._whole == (snapshot, snapshot.removal):
+            return
+        written, live = self.table.log.mark(FACTS_MARK), self._live()
+        lost = 0 if written is None or live is None else written - self._removed - live
+        since = max(NOTHING, self.table.version - REMOVAL_COMMITS)
+        removal = self.table.log.removal_after(since) if lost > 0 else NOTHING
+        if removal != NOTHING:
+            problem = f"lacks {lost:,} facts that another program removed in commit {removal}"
+            cure = f"append them again from version {removal - 1} (docs/faults.md)"
+            raise SourceRestoredError("settled", f"{problem}; nothing is published: {cure}")
+        self._whole = snapshot, snapshot.removal
+
+    def _live(self) -> int | None:
+        """Count the facts that are there; None where a file does not say."""
+        counts = [file.num_records for file in self.table.files.all()]
+        return sum(counts) if all(counts) else None
+
+    @property
+    def _removed(self) -> int:
+        return self.table.log.mark(FACTS_REMOVED_MARK) or 0
+
+    def _facts_mark(self, rows: pa.Table) -> dict[str, int]:
+        """Count facts that are written; those of an earlier txmq are counted by their files."""
+        written = self.table.log.mark(FACTS_MARK)
+        if written is None and (live := self._live()) is not None:
+            written = live + self._removed
+        return {} if written is None or not rows.num_rows else {FACTS_MARK: written + rows.num_rows}
 
     def _may_hold(self, lost: int, after: int) -> bool:
         """Tell whether a commit that lost its content may have held facts after this op version.
@@ -254,14 +299,14 @@ class SettledLog:
             HALF_REMOVAL: None if half.removal == NOTHING else half.removal,
         }
         more = {name: number for name, number in marks.items() if number is not None}
-        self.table.writer.swap(rows, {self.mark_id: mark, **more})
+        self.table.writer.swap(rows, {self.mark_id: mark, **more, **self._facts_mark(rows)})
 
     def add(self, rows: pa.Table, set_aside_count: int) -> None:
         """Append the facts of transactions that waited, in one commit; the mark stays.
 
         Raises: CommitRefusedError if another publisher set transactions aside or settled them.
         """
-        self.table.writer.swap(rows, {SET_ASIDE_MARK: set_aside_count})
+        self.table.writer.swap(rows, {SET_ASIDE_MARK: set_aside_count, **self._facts_mark(rows)})
 
 
 def _life_key(facts: pa.Table) -> pa.ChunkedArray:

@@ -23,8 +23,6 @@ from tests.endurance.generator.reverts import without
 from tests.endurance.generator.shrink import shrunk
 
 KEPT = Path(__file__).parent / "kept"
-# What txmq cannot keep yet; a plan moves to KEPT when it finds nothing any more.
-OPEN = Path(__file__).parent / "open"
 # A run takes a second; one that takes so long hangs, and its threads say where.
 HANGS_S = 300.0
 SHRUNK_OF_A_KIND = 4

@@ -30,6 +30,7 @@ from txmq.errors import (
     CredentialsExpiredError,
     IncompatibleVersionError,
     ReadOnlyStoreError,
+    SourceRestoredError,
     StorageError,
     StorageUnavailableError,
     StoreFullError,
@@ -157,7 +158,7 @@ class Doctor:
         findings = [
             *with_failure("settings", partial(findings_of_settings, store)),
             *(finding for path in paths for finding in self._of_table(path)),
-            *findings_of_half(store),
+            *findings_of_removals(store),
             *findings_of_strange_paths(store),
             *findings_of_order(store),
             *findings_of_needs(store, clock),
@@ -273,19 +274,25 @@ def findings_of_topic(store: Store, topic: str) -> Iterator[Finding]:
         yield Finding(f"{TOPICS}{topic}", problem_of_loss(lost), step)
 
 
-def findings_of_half(store: Store) -> Iterator[Finding]:
-    """Find the removal of halves by another program, as long as its commit is kept; 0 commits."""
+def findings_of_removals(store: Store) -> Iterator[Finding]:
+    """Find halves and facts that another program removed; 0 commits.
+
+    A removal of halves is told as long as its commit is kept.
+    """
     half = store.tables.half_log().table
     try:
         settled = store.tables.settled_log(store.tables.op_log().table.log.table_id)
         removal = newest_removal(half, settled)
         is_kept = removal != NOTHING and half.folder.has_commit(removal)
+        settled.check_rows()
+    except SourceRestoredError as error:
+        yield Finding("settled", str(error), "nothing else heals it; txmq verify names them")
     except TxmqError:
         # A table that cannot be read is a finding of its own.
         return
     if is_kept:
         problem = f"lacks rows that another program removed in commit {removal} (DELETE, RESTORE)"
-        step = f"write them again from version {removal - 1} (docs/faults.md): who lost them waits"
+        step = f"append them again from version {removal - 1} (docs/faults.md): who lost them waits"
         yield Finding("half", problem, step)
 
 
