@@ -26,7 +26,7 @@ from txmq.consumer.group_rules import (
 from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
 from txmq.delta.failures import in_one_line
-from txmq.errors import StorageError
+from txmq.errors import MessagesExpiredError, StorageError
 from txmq.ground.clock import Clock, affine
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.store.catalog import TopicCatalog
@@ -433,7 +433,7 @@ class GroupStart:
         for topic, queue_ids in missing.items():
             try:
                 offsets = self._offsets_in(topic, queue_ids, begun_topics)
-            except (StorageError, OSError) as error:
+            except (MessagesExpiredError, StorageError, OSError) as error:
                 # The last offset moves on: beginning there later would skip messages.
                 if self._start.where is ConsumeFromWhere.LAST_OFFSET:
                     raise
@@ -448,4 +448,4 @@ class GroupStart:
     ) -> dict[int, int]:
         is_whole = topic in begun_topics or topic == self._retry_topic
         start = FROM_THE_BEGINNING if is_whole else self._start
-        return start.offsets_in(self._store, topic, queue_ids)
+        return start.offsets_in(self._store, topic, queue_ids, refuses_losses=True)

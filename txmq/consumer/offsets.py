@@ -23,8 +23,9 @@ from txmq.errors import (
 from txmq.ground.clock import milliseconds, moment_problem, timestamp
 from txmq.ground.columns import integers
 from txmq.message.names import topic_in_namespace
+from txmq.store.known import lost_by_others
 from txmq.store.store import Store
-from txmq.store.topic import OFFSET_MARK, queue_ends
+from txmq.store.topic import OFFSET_MARK, TopicLog, queue_ends
 
 OffsetsByTopic = Mapping[str, Mapping[int, int]]
 
@@ -94,22 +95,29 @@ class StartPoint:
                 raise ConfigError([f"from_where names the topic {shown(topic)}, which is not read"])
             self.offsets_in(store, topic, queues)
 
-    def offsets_in(self, store: Store, topic: str, queues: Iterable[int]) -> dict[int, int]:
+    def offsets_in(
+        self, store: Store, topic: str, queues: Iterable[int], *, refuses_losses: bool = False
+    ) -> dict[int, int]:
         """Return the first offset to read of each queue of a topic; 0 commits.
 
-        Raises: OffsetOutOfRangeError, StorageError.
+        Raises: OffsetOutOfRangeError, StorageError; where it `refuses_losses` MessagesExpiredError,
+            if another program removed messages and an offset may lie behind some of them.
         """
         queue_ids, offsets = list(queues), TopicOffsets(store, topic)
-        if self.moment_ms is not None:
-            return offsets.at(queue_ids, self.moment_ms)
         if self.where is ConsumeFromWhere.LAST_OFFSET:
             return offsets.end(queue_ids)
-        first = offsets.first(queue_ids)
+        if self.moment_ms is not None:
+            begins = offsets.at(queue_ids, self.moment_ms)
+        else:
+            begins = offsets.first(queue_ids)
         chosen = (self.offsets or {}).get(topic, {})
+        if refuses_losses:
+            others = {queue: begin for queue, begin in begins.items() if queue not in chosen}
+            offsets.check_whole_before(others)
         ends = offsets.end(chosen)
         for queue, offset in chosen.items():
-            check_offset(topic, queue, offset, first.get(queue, 0), ends[queue])
-        return {queue: chosen.get(queue, offset) for queue, offset in first.items()}
+            check_offset(topic, queue, offset, begins.get(queue, 0), ends[queue])
+        return {queue: chosen.get(queue, offset) for queue, offset in begins.items()}
 
 
 FROM_THE_BEGINNING = StartPoint(ConsumeFromWhere.FIRST_OFFSET)
@@ -155,6 +163,7 @@ class TopicOffsets:
 
     def __init__(self, store: Store, topic: str) -> None:
         """Open the table if it exists. Raises: InvalidNameError, StorageError."""
+        self._store, self._topic = store, topic
         table = store.tables.table_at(f"topics/{topic}")
         self._table = table if table.exists() else None
 
@@ -188,6 +197,24 @@ class TopicOffsets:
             return ends
         offsets = _offsets_at(self._table, moment_ms)
         return {queue: offsets.get(queue, end) for queue, end in ends.items()}
+
+    def check_whole_before(self, offsets: Mapping[int, int]) -> None:
+        """Check that no other program may have removed the message before each of these offsets.
+
+        Raises: MessagesExpiredError for the first queue of which it may.
+        """
+        table = self._table
+        lost = 0 if table is None else lost_by_others(self._store, TopicLog(self._topic, table, ""))
+        if table is None or not lost:
+            return
+        before = {queue: offset - 1 for queue, offset in offsets.items() if offset}
+        live = live_offsets(table.files.parts(POSITION_COLUMNS), table, before)
+        for queue in sorted(before):
+            if live.get(queue) != before[queue]:
+                first = offsets[queue]
+                raise MessagesExpiredError(
+                    self._topic, queue, next_offset=0, first_offset=first, missed=first, lost=lost
+                )
 
 
 def ends_of(table: Table) -> dict[int, int]:

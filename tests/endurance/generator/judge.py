@@ -143,7 +143,9 @@ def _messages(world: World, seen: Seen, told: list[str]) -> Iterator[tuple[Kind,
     ledger = world.ledger
     shown = ledger.bodies(Answer.SHOWN)
     earlier = {(t, body) for t, rows in ledger.shown_earlier.items() for body, _, _ in rows}
-    missing = sorted(one for one in shown - earlier if not _is_seen(seen, one))
+    missing = sorted(
+        one for one in shown - earlier - _of_taken_keys(world, seen) if not _is_seen(seen, one)
+    )
     if missing and ledger.is_damaged:
         if not _says_so(world):
             yield Kind.SWALLOWED, _listed(missing)
@@ -171,6 +173,18 @@ def _messages(world: World, seen: Seen, told: list[str]) -> Iterator[tuple[Kind,
     ]
     if early:
         yield Kind.EARLY, _listed(early)
+
+
+def _of_taken_keys(world: World, seen: Seen) -> set[Place]:
+    """Return what was sent under a key that another try has taken since the store went back.
+
+    A caller who asks for the end of the key is told that of the other try.
+    """
+    if not world.ledger.is_older:
+        return set()
+    keyed = [one for one in world.ledger.promises if " " in one.asked_by]
+    taken = {one.asked_by.split()[1] for one in keyed if _is_seen(seen, one.place)}
+    return {one.place for one in keyed if one.asked_by.split()[1] in taken}
 
 
 def _strange_messages(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:

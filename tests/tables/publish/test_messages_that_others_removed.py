@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from deltalake import DeltaTable
 
 from tests.kit.reading import are_gap_free, bodies, topic_rows
 from tests.kit.sending import send_each
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.errors import MessagesExpiredError
 from txmq.maintenance.compaction import compact
@@ -109,6 +111,43 @@ def test_consumer_that_comes_to_the_gap_is_told_who_made_it(world: World) -> Non
         assert consumer.poll(1, timeout_s=30.0)
         with pytest.raises(MessagesExpiredError, match="another program removed 1 messages"):
             consumer.poll(1, timeout_s=30.0)
+
+
+@pytest.mark.parametrize("where", [ConsumeFromWhere.FIRST_OFFSET, ConsumeFromWhere.TIMESTAMP])
+def test_new_group_does_not_begin_behind_what_another_program_removed(
+    world: World, where: ConsumeFromWhere
+) -> None:
+    world.topics.create(TOPIC, queue_nums=1)
+    world.send(b"1", b"2")
+    world.delta_rs().delete("body = '1'")
+    moment = datetime(2020, 1, 1, tzinfo=UTC) if where is ConsumeFromWhere.TIMESTAMP else None
+
+    with (
+        PullConsumer(
+            world.store, consumer_group="a", topics=[TOPIC], from_where=where, from_timestamp=moment
+        ) as consumer,
+        pytest.raises(MessagesExpiredError, match="another program removed 1 messages"),
+    ):
+        consumer.poll(1, timeout_s=0.1)
+    world.topics.rebuild(TOPIC, apply=True)
+
+    with PullConsumer(
+        world.store, consumer_group="a", topics=[TOPIC], from_where=where, from_timestamp=moment
+    ) as consumer:
+        messages = consumer.poll(1, timeout_s=30.0)
+    assert [message.body for message in messages] == [b"1"]
+
+
+def test_new_group_begins_where_it_is_told_to_beside_a_loss(world: World) -> None:
+    world.topics.create(TOPIC, queue_nums=1)
+    world.send(b"1", b"2")
+    world.delta_rs().delete("body = '1'")
+    begin = {TOPIC: {0: 1}}
+
+    with PullConsumer(
+        world.store, consumer_group="b", topics=[TOPIC], from_where=begin
+    ) as consumer:
+        assert [message.body for message in consumer.poll(1, timeout_s=30.0)] == [b"2"]
 
 
 def test_restore_of_what_was_removed_lets_the_topic_go_on(world: World) -> None:
