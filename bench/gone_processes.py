@@ -5,7 +5,6 @@ Each of them leaves a mark in `half` and in `op`, which checkpoints leave out af
 
 from __future__ import annotations
 
-import resource
 import time
 import uuid
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bench.memory import peak_mib
 from bench.messages import GROUP, TOPIC, random_body
 from bench.outcome import Bar, Outcome, alternate
 from bench.sizes import Sizes
@@ -33,7 +33,6 @@ from txmq.store.store import Store
 LOGS = ("half", "op")
 MARKS_OF_A_COMMIT = 10_000
 MOST_TIMES_THE_FRESH_ONE = 1.2
-KIB_OF_MIB = 1024
 # A new process each time, whose first send is counted.
 STARTS = 5
 
@@ -99,7 +98,7 @@ def _first_send(location: str) -> tuple[float, float]:
         transaction.prepare()
         transaction.commit()
         took_s = time.perf_counter() - begun_s
-    return took_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_OF_MIB
+    return took_s, peak_mib()
 
 
 def _outcomes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from statistics import mean, median
 import numpy as np
 import pyarrow as pa
 
+from bench.memory import peak_mib
 from bench.messages import GROUP, one_message_transactions
 from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
@@ -33,7 +33,6 @@ FEW_TIMES_LESS = 100
 SIMULATED_S = 3_600.0
 MOST_TIMES_THE_COST = 1.2
 LONGEST_START_S = 60.0
-KIB = 1024
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,8 @@ def _served(location: str, now_ms: int) -> Served:
         delivered += found
         if not found:
             idle_s.append(tick_s)
-    memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB
-    return Served(start_s, mean(idle_s) * 1e6, median(idle_s) * 1e6, ticks, delivered, memory_mib)
+    idle_us = mean(idle_s) * 1e6, median(idle_s) * 1e6
+    return Served(start_s, *idle_us, ticks, delivered, peak_mib())
 
 
 def _store_with(count: int, folder: Path) -> tuple[str, int]:
