@@ -223,8 +223,9 @@ class CommitActions:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether another program removed rows; each removal of txmq has a mark."""
-        is_removal = any(action.get("dataChange", True) for action in self.removed)
+        """Whether another program may have removed rows; each removal of txmq has a mark."""
+        is_change = any(action.get("dataChange", True) for action in self.removed)
+        is_removal = is_change or (bool(self.removed) and not self.added)
         return is_removal and REWRITE_MARK not in self.marks
 
     @property

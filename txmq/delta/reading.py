@@ -311,6 +311,16 @@ class TableChanges:
                 for rows, counts in self._file_rows.pieces_of(together, columns):
                     yield _with_version(rows, np.repeat(numbers, counts))
 
+    def removed_by(self, version: int) -> list[DataFile]:
+        """Return the data files that a commit removed and that are not live now.
+
+        Raises: StorageError where the commit is gone.
+        """
+        actions = self._actions(version, self._folder.commit_bytes(version), None)
+        files = [LiveFile.of({"size": 0, **action}) for action in actions.removed]
+        holds = self._log.snapshot.holds
+        return self._files.as_files([file for file in files if not holds(file.path)])
+
     def _reach(self, version: int) -> None:
         if version > self._log.version and version > self._log.refresh().version:
             problem = f"has no version {version}, only {self._log.version}; was it restored?"

@@ -92,8 +92,6 @@ def features_beside_files(demanded: Iterable[str]) -> list[str]:
     return sorted(set(demanded) - (WRITABLE_FEATURES - MORE_THAN_FILES))
 
 
-NO_VERSION = -1
-
 # --- a version ------------------------------------------------------------------------------------
 
 _MAPPING_MODE = "delta.columnMapping.mode"
@@ -348,7 +346,7 @@ class Snapshot:
 
     Attributes:
         begin: the version that it was made as; later commits were followed.
-        removal: the newest of these by which another program removed rows, or NO_VERSION.
+        removals: those of them by which another program removed rows.
     """
 
     def __init__(
@@ -360,8 +358,7 @@ class Snapshot:
         self._listed: list[LiveFile] | None = None
         # Commits whose files had lost their content.
         self.empty: list[int] = []
-        # The newest commit after `begin` by which another program removed rows.
-        self.begin, self.removal = seen.version, NO_VERSION
+        self.begin, self.removals = seen.version, list[int]()
         # For each column that was asked for, the bounds of the files in their order.
         self._bounds: dict[str, list[Bounds]] = {}
 
@@ -396,7 +393,7 @@ class Snapshot:
         if actions is EMPTY_COMMIT:
             self.empty.append(seen.version)
         if actions.takes_rows:
-            self.removal = seen.version
+            self.removals.append(seen.version)
         self.seen = seen
 
     def _add(self, file: LiveFile) -> None:

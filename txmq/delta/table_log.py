@@ -25,7 +25,7 @@ from txmq.delta.files import Bounds, CommitLimits, DataFile, FilePart, FileRange
 from txmq.delta.folder import NOT_FOUND, REQUESTS_AT_ONCE, TableFolder, in_windows
 from txmq.delta.replay import KeptLog, follow, kept_log, parsed_commit, replayed
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
-from txmq.delta.snapshot import NO_VERSION, Definition, LiveFile, Snapshot
+from txmq.delta.snapshot import Definition, LiveFile, Snapshot
 from txmq.errors import IncompatibleVersionError, StoreFormatError, UnsupportedTableError
 
 # Of a number of the schema; Python reads no more than 4,300.
@@ -318,26 +318,24 @@ class TableLog:
         """Return all marks whose names begin so."""
         return self.snapshot.marks.with_prefix(prefix)
 
-    def removal_after(self, version: int) -> int:
-        """Find the newest commit after a version by which another program removed rows.
+    def removals_after(self, version: int) -> list[int]:
+        """List the commits after a version by which another program removed rows.
 
         What was followed is known. Commits before, up to the checkpoint that the log was opened by,
         are read; one that was cleaned away or is damaged tells nothing.
 
-        Returns: its version; NO_VERSION if there is none. Raises: StorageError.
+        Raises: StorageError.
         """
         snapshot = self.snapshot
-        if snapshot.removal > version:
-            return snapshot.removal
         for versions in in_windows(range(version + 1, snapshot.begin + 1)):
             contents = self._folder.fetched([commit_path(number) for number in versions])
             for number in versions:
                 content = self._folder.commit_among(contents, number) or b""
                 with suppress(*DAMAGES):
                     if commit_actions(content).takes_rows:
-                        snapshot.removal = max(snapshot.removal, number)
+                        snapshot.removals.append(number)
         snapshot.begin = min(snapshot.begin, version)
-        return snapshot.removal if snapshot.removal > version else NO_VERSION
+        return sorted(number for number in snapshot.removals if number > version)
 
     def version_of(self, app_id: str, number: int) -> int:
         """Find the version with this mark in its commit; the pinned one if its commit is gone."""

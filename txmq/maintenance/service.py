@@ -181,7 +181,15 @@ class Maintenance(OfOneProcess):
             else config.log_reserved_time_s * 1000
         )
         old = log_files(table.folder).newest_of(self._older_than(reserved_ms))
-        return min(old, published_up_to(self.store)) if path == "op" else old
+        if path == "op":
+            return min(old, published_up_to(self.store))
+        return min(old, self._looked_at(path)) if path in ("half", "settled") else old
+
+    def _looked_at(self, path: str) -> int:
+        """Return up to where publishers know if another program removed rows of a log."""
+        tables = self.store.tables
+        settled = tables.settled_log(tables.op_log().table.log.table_id)
+        return settled.half_seen.version if path == "half" else settled.whole_through
 
     def _older_than(self, age_ms: float) -> Callable[[int], bool]:
         limit_ms, clock = self._clock.now_ms() - age_ms, affine(self._clock)

@@ -176,15 +176,6 @@ def check_half(half: Table, settled: SettledLog) -> None:
         raise SourceRestoredError("half", f"has another commit {seen}; {RESTORED}")
 
 
-def newest_removal(half: Table, settled: SettledLog) -> int:
-    """Find the newest commit by which another program removed rows of half, or NOTHING.
-
-    Reads: the commits that nobody has settled by and that were not followed. Commits: 0.
-    """
-    seen = settled.half_seen
-    return max(seen.removal, half.log.removal_after(seen.version))
-
-
 class RetryPauses:
     """The pauses between tries of several things, by one clock that is compared with itself only.
 

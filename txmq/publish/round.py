@@ -42,6 +42,7 @@ from txmq.publish.progress import (
     merged_progress,
     publish_latency,
 )
+from txmq.publish.removed_rows import RemovedRows
 from txmq.publish.settle import Settlement, Waiting, reach_deliveries, settle, settle_all_others
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
 from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
@@ -95,7 +96,8 @@ class PublishRound:
         self._progress = PublishProgress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = self._news_s = time.monotonic()
         self._pauses = RetryPauses(store.config.park_retry_interval_s)
-        self._waiting = WaitingTransactions(store, self._logs, clock)
+        self._removed_rows = RemovedRows(store, self._logs)
+        self._waiting = WaitingTransactions(store, self._logs, clock, self._removed_rows)
         keep = self._waiting.keep_problems
         self._topics = TopicWriter(store, self._op, clock, engines, keep, watch=watch)
         self._topics.ends.update(self._progress.ends)
@@ -106,6 +108,7 @@ class PublishRound:
         self._logs.refresh_claims()
         self._progress.check_source(self._op.table)
         check_followed(self._op.table, self._settled)
+        self._removed_rows.put_back_facts()
         self._settled.check_whole(self._progress.low_water_version)
         latest = self._op.table.version
         if self._op.table.log.has_news():
@@ -176,13 +179,13 @@ class PublishRound:
         claims, end = self._op.first_between(after, after + span, rows)
         reached(FailPoint.CLAIMS_READ)
         check_half(self._half.table.refresh(), self._settled)
-        self._settled.check_rows()
+        self._removed_rows.put_back_halves(self._progress.low_water_version, self._waiting.held)
         settlement = self._decided(*claims)
         count = self._waiting.keep(settlement, after)
         self._span.adapt(end - after, is_full=claims.counted.num_rows >= rows)
         reached(FailPoint.FACTS_DECIDED)
         fingerprint = commit_fingerprint(self._op.table, end)
-        half = self._waiting.half_seen()
+        half = self._removed_rows.half_seen()
         try:
             self._settled.swap(settlement.facts, end, fingerprint, count, half)
         except CommitRefusedError as error:
@@ -204,10 +207,7 @@ class PublishRound:
             now_ms, waiting = self._clock.now_ms(), Waiting(held, unknown=unknown)
             tables = (claims, self._half, self._settled)
             received_ms = partial(self._op.received_ms, clock=self._clock)
-            return settle(
-                *tables, now_ms, self._schedule, waiting,
-                received_ms=received_ms, lost=self._waiting.lost,
-            )  # fmt: skip
+            return settle(*tables, now_ms, self._schedule, waiting, received_ms=received_ms)
 
         return settle_all_others(decide, claims, self._waiting.held)
 

@@ -64,9 +64,6 @@ _DELIVERED_STATES = pa.array([state.value for state in DELIVERY_STATES.values()]
 _COMMIT_COLUMNS = ["transaction_id", "state", "op_version", "ordinal", "life"]
 _FINAL = pa.array([state.value for state in FINAL_STATES])
 NOT_FOUND = -1
-# Returns why transactions must wait that lack all halves though a COMMIT ends them; others need
-# not wait.
-Lost = Callable[[Collection[str]], Mapping[str, str]]
 # Returns when the store received these commits of the op log; nothing if a test rules the clock.
 ReceivedMs = Callable[[Iterable[int]], Mapping[int, int]]
 
@@ -110,10 +107,6 @@ def _not_received(_: Iterable[int]) -> Mapping[int, int]:
     return {}
 
 
-def _nothing_lost(_: Collection[str]) -> Mapping[str, str]:
-    return {}
-
-
 def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     claims: pa.Table,
     half: HalfLog,
@@ -123,7 +116,6 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     waiting: Waiting = NOBODY_WAITS,
     *,
     received_ms: ReceivedMs = _not_received,
-    lost: Lost = _nothing_lost,
 ) -> Settlement:
     """Decide which claims take effect.
 
@@ -138,7 +130,6 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
         schedule: holds delayed messages whose halves are gone.
         waiting: transactions that are set aside.
         received_ms: when the store received commits of the op log; pauses count from there.
-        lost: which transactions without halves wait until these are back.
 
     Returns: the facts, as SETTLED, in the order of the claims, and the claims that must wait.
 
@@ -150,7 +141,7 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     is_held = _is_about(rows, waiting.held)
     is_delivery = flags(pc.is_in(rows["kind"], value_set=_DELIVERY_KINDS))
     active = only(rows, ~is_held & ~is_delivery & ~is_after_unknown(rows, unknown))
-    facts, problems = _ends(active, half, settled, now_ms, waiting.given_up, received_ms, lost)
+    facts, problems = _ends(active, half, settled, now_ms, waiting.given_up, received_ms)
     unknown = _without_late_ends(unknown, facts, settled)
     is_held |= _is_about(rows, problems) | is_after_unknown(rows, unknown)
     problems = {**unknown_keys(unknown), **problems}
@@ -244,7 +235,6 @@ def _ends(  # noqa: PLR0913, PLR0917 - as `settle`
     now_ms: int,
     given_up: Mapping[str, str],
     received_ms: ReceivedMs,
-    lost: Lost,
 ) -> tuple[pa.Table, dict[str, str]]:
     """Decide all claims but DELIVER and RECALL.
 
@@ -263,10 +253,8 @@ def _ends(  # noqa: PLR0913, PLR0917 - as `settle`
     # A transaction that waits lacks halves, so that none of its claims is plain.
     others = only(claims, ~is_plain & ~_is_about(claims, problems))
     halves, incomparable = _halves(others, half, summaries, given_up)
-    committed = _committed_without_halves(others, halves, settled)
-    problems |= {**lost(committed), **incomparable}
     folded = _folded(others, halves, settled, now_ms)
-    return pa.concat_tables([_plain_facts(plain, now_ms), folded]), problems
+    return pa.concat_tables([_plain_facts(plain, now_ms), folded]), {**problems, **incomparable}
 
 
 def complete_group(summaries: pa.Table, ids: pa.Array) -> pa.Array:
@@ -393,18 +381,6 @@ def _halves_one_by_one(
                 kind = type(error).__name__
                 problems[transaction_id] = f"its halves cannot be compared ({kind})"
     return halves, problems
-
-
-def _committed_without_halves(
-    claims: pa.Table, halves: Mapping[str, Halves], settled: SettledLog
-) -> Sequence[str]:
-    """Find the transactions that a COMMIT would end, were any of their halves there."""
-    commits = claims.filter(pc.equal(claims["kind"], ClaimKind.COMMIT.value))
-    ids = [name for name in pc.unique(commits["transaction_id"]).to_pylist() if name not in halves]
-    if not ids:
-        return ids
-    standings = settled.standings(pa.array(ids, pa.string()))
-    return [name for name in ids if standings.get(name, PENDING).state is PENDING.state]
 
 
 def _folded(

@@ -16,10 +16,10 @@ from txmq.errors import CommitRefusedError, SourceRestoredError
 from txmq.ground.clock import Clock
 from txmq.ground.handles import is_survivable
 from txmq.publish.plan import Plans, plans_of
-from txmq.publish.progress import RetryPauses, newest_removal
+from txmq.publish.progress import RetryPauses
+from txmq.publish.removed_rows import RemovedRows
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
-from txmq.store.known import Forgotten
 from txmq.store.logs import Logs
 from txmq.store.set_aside import (
     SetAside,
@@ -29,7 +29,7 @@ from txmq.store.set_aside import (
     set_aside_register,
     waiting_claims,
 )
-from txmq.store.settled import NOTHING, HalfSeen, last_facts
+from txmq.store.settled import NOTHING, last_facts
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -38,9 +38,8 @@ logger = logging.getLogger(__name__)
 
 SHOWN_TRANSACTIONS = 5
 _PAUSE = "transactions"
-HALVES_CURE = "append them again from the version before it (docs/faults.md)"
 CURE = (
-    "restore the file or the rows, or give this process the key (claim_keys), or give them up: "
+    "restore the file, or give this process the key (claim_keys), or give them up: "
     "txmq resolve ID --give-up"
 )
 
@@ -51,8 +50,9 @@ class WaitingTransactions:
     `keep_problems` is safe for several threads; the rest is for the publisher's own.
     """
 
-    def __init__(self, store: Store, logs: Logs, clock: Clock) -> None:
+    def __init__(self, store: Store, logs: Logs, clock: Clock, removed_rows: RemovedRows) -> None:
         """Read the register."""
+        self._removed_rows = removed_rows
         self._store, self._logs, self._clock = store, logs, clock
         self._half, self._op, self._schedule = logs.half, logs.op, logs.schedule
         self._settled = logs.settled
@@ -63,8 +63,6 @@ class WaitingTransactions:
         self._lock = threading.Lock()
         self._count = self._settled.set_aside_count
         self._value = self._read()
-        self._forgotten = Forgotten(store)
-        self._told_removal = self._settled.half_seen.removal
 
     @property
     def held(self) -> Collection[str]:
@@ -86,32 +84,6 @@ class WaitingTransactions:
     def _read(self) -> SetAsideTransactions:
         """Read the register. Raises: SourceRestoredError if it is older than the settled log."""
         return read_set_aside(self._store.tables, self._settled.set_aside_count)
-
-    # --- rows of half that another program removed ------------------------------------------------
-
-    def half_seen(self) -> HalfSeen:
-        """Return what the next settled commit says of the half log; a removal is logged once."""
-        half, removal = self._half.table, newest_removal(self._half.table, self._settled)
-        if removal > self._told_removal:
-            text = "another program removed rows of half in commit %d; COMMITs about them wait, %s"
-            logger.error(text, removal, HALVES_CURE)
-            self._told_removal = removal
-        return HalfSeen(half.version, commit_fingerprint(half, half.version), removal)
-
-    def lost(self, transaction_ids: Collection[str]) -> Mapping[str, str]:
-        """Find those of which another program may have removed the halves, each with its problem.
-
-        Who waits already goes on waiting. Of others, halves that retention took are none, and an id
-        was made up where no program removed rows.
-        """
-        entries = self._value.transactions
-        waiting = {name: entries[name].problem for name in transaction_ids if name in entries}
-        others = set(transaction_ids) - waiting.keys()
-        removal = newest_removal(self._half.table, self._settled) if others else NOTHING
-        if removal == NOTHING:
-            return waiting
-        problem = f"its halves are gone, another program removed rows of half in commit {removal}"
-        return waiting | dict.fromkeys(others - self._forgotten.among(others), problem)
 
     # --- setting aside ----------------------------------------------------------------------------
 
@@ -195,6 +167,7 @@ class WaitingTransactions:
         entries = dict(self._value.transactions)
         self._given_up |= given_up_by(entries).keys()
         self._half.table.refresh()
+        self._removed_rows.put_back_halves(low, entries)
         try:
             settled, undecided = self._settle(entries)
         except CommitRefusedError:
@@ -223,7 +196,7 @@ class WaitingTransactions:
         received_ms = partial(self._op.received_ms, clock=self._clock)
         settlement = settle(
             claims, self._half, self._settled, now_ms, self._schedule, waiting,
-            received_ms=received_ms, lost=self.lost,
+            received_ms=received_ms,
         )  # fmt: skip
         undecided = {
             name for rows in settlement.undecided for name in rows["transaction_id"].to_pylist()

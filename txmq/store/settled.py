@@ -6,7 +6,7 @@ Beside it the schedule, which says with the half log which messages are delayed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
 from typing import NamedTuple
@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 
 from txmq.delta.actions import commit_path
 from txmq.delta.files import DataFile, UnreadableFile
-from txmq.delta.snapshot import Snapshot
 from txmq.delta.table import Table
-from txmq.errors import SourceRestoredError, StorageError
+from txmq.errors import StorageError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import flags, integers, python_values, sound_rows
 from txmq.message.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
@@ -30,12 +29,10 @@ NOTHING = -1
 SET_ASIDE_MARK = "txmq-set-aside"
 # Up to which version of the half log claims were settled, and what its commit is.
 HALF_MARK, HALF_FINGERPRINT = "txmq-half", "txmq-half-fingerprint"
-# The newest commit of the half log up to there by which another program removed rows.
-HALF_REMOVAL = "txmq-half-removal"
-# How many facts were written, and how many of them retention has taken.
-FACTS_MARK, FACTS_REMOVED_MARK = "txmq-facts", "txmq-facts-removed"
-# Nobody settles after a removal, so it is among the newest commits.
-REMOVAL_COMMITS = 64
+# The newest commit of half that removed rows which cannot be put back.
+HALF_LOST = "txmq-half-lost"
+# Up to which version of the settled log all facts are there that other programs removed.
+WHOLE_MARK = "txmq-whole"
 _FORGOTTEN = "txmq-forgotten/"
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
 SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp", "op_timestamp")
@@ -54,12 +51,13 @@ class HalfSeen(NamedTuple):
 
     Attributes:
         fingerprint: of its commit; a half log that was restored is older, or has another one there.
-        removal: the newest commit up to there by which another program removed rows, or NOTHING.
+        lost: the newest commit up to there by which another program removed rows whose file is gone
+            too, or NOTHING.
     """
 
     version: int = NOTHING
     fingerprint: int | None = None
-    removal: int = NOTHING
+    lost: int = NOTHING
 
 
 class SettledLog:
@@ -70,8 +68,6 @@ class SettledLog:
         self.table = table
         self.mark_id = mark_id(op_table_id)
         self._fingerprint_id = fingerprint_id(op_table_id)
-        # The snapshot that lacked no fact, and the removal that it knew of.
-        self._whole: tuple[Snapshot | None, int] = (None, NOTHING)
 
     @property
     def mark(self) -> int:
@@ -92,14 +88,17 @@ class SettledLog:
     @property
     def half_seen(self) -> HalfSeen:
         """What the newest settled commit says of the half log."""
-        version, fingerprint, removal = (
-            self.table.log.mark(name) for name in (HALF_MARK, HALF_FINGERPRINT, HALF_REMOVAL)
-        )
+        names = (HALF_MARK, HALF_FINGERPRINT, HALF_LOST)
+        version, fingerprint, lost = (self.table.log.mark(name) for name in names)
         return HalfSeen(
-            NOTHING if version is None else version,
-            fingerprint,
-            NOTHING if removal is None else removal,
+            NOTHING if version is None else version, fingerprint, NOTHING if lost is None else lost
         )
+
+    @property
+    def whole_through(self) -> int:
+        """The version up to which no fact is missing; the pinned one if an earlier txmq wrote."""
+        version = self.table.log.mark(WHOLE_MARK)
+        return self.table.version if version is None else version
 
     @property
     def forgotten(self) -> dict[str, int]:
@@ -117,8 +116,7 @@ class SettledLog:
         """
         before = self.forgotten
         counts = Counter(python_values(self.table.rows.read(files, ("state",))["state"]))
-        removed = self._removed + sum(file.num_records for file in files)
-        marks = {FACTS_REMOVED_MARK: removed} | {
+        marks = {
             f"{_FORGOTTEN}{state}": number + counts[state]
             for state, number in before.items()
             if counts[state]
@@ -193,49 +191,19 @@ class SettledLog:
 
         Settling again what it held would show it twice once the file is restored. Commits: 0.
 
-        Raises: StorageError; it names the file. SourceRestoredError as `check_rows`.
+        Raises: StorageError; it names the file, or the commit by which another program removed
+            facts meanwhile.
         """
-        self.check_rows()
+        self._check_removals()
         for version in self.table.log.snapshot.empty:
             if self._may_hold(version, after):
                 cure = "restore this file; until then nothing is published and nothing skipped"
                 raise StorageError("settled", f"{commit_path(version)} lost its content: {cure}")
 
-    def check_rows(self) -> None:
-        """Check that no other program removed facts: a transaction without one is settled anew.
-
-        Reads: nothing, if no removal came since the last check. Commits: 0.
-
-        Raises: SourceRestoredError; it says how many, and by which commit.
-        """
-        snapshot = self.table.log.snapshot
-        if self._whole == (snapshot, snapshot.removal):
-            return
-        written, live = self.table.log.mark(FACTS_MARK), self._live()
-        lost = 0 if written is None or live is None else written - self._removed - live
-        since = max(NOTHING, self.table.version - REMOVAL_COMMITS)
-        removal = self.table.log.removal_after(since) if lost > 0 else NOTHING
-        if removal != NOTHING:
-            problem = f"lacks {lost:,} facts that another program removed in commit {removal}"
-            cure = f"append them again from version {removal - 1} (docs/faults.md)"
-            raise SourceRestoredError("settled", f"{problem}; nothing is published: {cure}")
-        self._whole = snapshot, snapshot.removal
-
-    def _live(self) -> int | None:
-        """Count the facts that are there; None where a file does not say."""
-        counts = [file.num_records for file in self.table.files.all()]
-        return sum(counts) if all(counts) else None
-
-    @property
-    def _removed(self) -> int:
-        return self.table.log.mark(FACTS_REMOVED_MARK) or 0
-
-    def _facts_mark(self, rows: pa.Table) -> dict[str, int]:
-        """Count facts that are written; those of an earlier txmq are counted by their files."""
-        written = self.table.log.mark(FACTS_MARK)
-        if written is None and (live := self._live()) is not None:
-            written = live + self._removed
-        return {} if written is None or not rows.num_rows else {FACTS_MARK: written + rows.num_rows}
+    def _check_removals(self) -> None:
+        for version in self.table.log.removals_after(self.whole_through):
+            problem = f"another program removed facts in {commit_path(version)}"
+            raise StorageError("settled", f"{problem}; the next round puts them back")
 
     def _may_hold(self, lost: int, after: int) -> bool:
         """Tell whether a commit that lost its content may have held facts after this op version.
@@ -262,6 +230,7 @@ class SettledLog:
 
     def to_show_of(self, transaction_ids: pa.Array, through: int) -> pa.Table:
         """Read as `to_show`, of some transactions, however old their facts are."""
+        self._check_removals()
         rows = self.table.search.rows_of("transaction_id", transaction_ids, SHOWN_COLUMNS)
         return self._to_show(facts_among(rows.filter(pc.less_equal(rows["op_version"], through))))
 
@@ -296,17 +265,29 @@ class SettledLog:
             SET_ASIDE_MARK: set_aside_count,
             HALF_MARK: half_seen and half.version,
             HALF_FINGERPRINT: half.fingerprint,
-            HALF_REMOVAL: None if half.removal == NOTHING else half.removal,
+            HALF_LOST: None if half.lost == NOTHING else half.lost,
         }
         more = {name: number for name, number in marks.items() if number is not None}
-        self.table.writer.swap(rows, {self.mark_id: mark, **more, **self._facts_mark(rows)})
+        self._append(rows, {self.mark_id: mark, **more})
 
     def add(self, rows: pa.Table, set_aside_count: int) -> None:
         """Append the facts of transactions that waited, in one commit; the mark stays.
 
         Raises: CommitRefusedError if another publisher set transactions aside or settled them.
         """
-        self.table.writer.swap(rows, {SET_ASIDE_MARK: set_aside_count, **self._facts_mark(rows)})
+        self._append(rows, {SET_ASIDE_MARK: set_aside_count})
+
+    def put_back(self, rows: pa.Table, whole_through: int) -> None:
+        """Append facts that another program removed, in one commit.
+
+        `whole_through` is as the property, for the commit. Raises: CommitRefusedError if another
+        publisher was faster.
+        """
+        self.table.writer.swap(rows, {WHOLE_MARK: whole_through})
+
+    def _append(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        self._check_removals()
+        self.table.writer.swap(rows, {**marks, WHOLE_MARK: self.table.version})
 
 
 def _life_key(facts: pa.Table) -> pa.ChunkedArray:

@@ -30,7 +30,6 @@ from txmq.errors import (
     CredentialsExpiredError,
     IncompatibleVersionError,
     ReadOnlyStoreError,
-    SourceRestoredError,
     StorageError,
     StorageUnavailableError,
     StoreFullError,
@@ -47,7 +46,7 @@ from txmq.ops.admin.needs import Figures, needs_of
 from txmq.ops.admin.status import Admin, lag_of, parked_topics, set_aside
 from txmq.ops.backup.order import order_faults
 from txmq.ops.backup.positions import sight_of
-from txmq.publish.progress import PublishProgress, newest_removal
+from txmq.publish.progress import PublishProgress
 from txmq.spark.java import OLDEST_JAVA, find_java
 from txmq.store.brokers import BrokerEntry, read_brokers
 from txmq.store.config import Config
@@ -158,7 +157,7 @@ class Doctor:
         findings = [
             *with_failure("settings", partial(findings_of_settings, store)),
             *(finding for path in paths for finding in self._of_table(path)),
-            *findings_of_removals(store),
+            *with_failure("half", partial(findings_of_removals, store)),
             *findings_of_strange_paths(store),
             *findings_of_order(store),
             *findings_of_needs(store, clock),
@@ -275,25 +274,18 @@ def findings_of_topic(store: Store, topic: str) -> Iterator[Finding]:
 
 
 def findings_of_removals(store: Store) -> Iterator[Finding]:
-    """Find halves and facts that another program removed; 0 commits.
-
-    A removal of halves is told as long as its commit is kept.
-    """
-    half = store.tables.half_log().table
-    try:
-        settled = store.tables.settled_log(store.tables.op_log().table.log.table_id)
-        removal = newest_removal(half, settled)
-        is_kept = removal != NOTHING and half.folder.has_commit(removal)
-        settled.check_rows()
-    except SourceRestoredError as error:
-        yield Finding("settled", str(error), "nothing else heals it; txmq verify names them")
-    except TxmqError:
-        # A table that cannot be read is a finding of its own.
-        return
-    if is_kept:
-        problem = f"lacks rows that another program removed in commit {removal} (DELETE, RESTORE)"
-        step = f"append them again from version {removal - 1} (docs/faults.md): who lost them waits"
-        yield Finding("half", problem, step)
+    """Find halves and facts that another program removed; 0 commits."""
+    op, half = store.tables.op_log().table, store.tables.half_log().table
+    settled = store.tables.settled_log(op.log.table_id)
+    seen = settled.half_seen
+    for log, whole in ((half.log, seen.version), (settled.table.log, settled.whole_through)):
+        for version in log.removals_after(whole):
+            problem = f"lacks rows that another program removed in commit {version}"
+            step = "run a broker or txmq publish, which puts them back; do not vacuum before"
+            yield Finding(half.name if log is half.log else "settled", problem, step)
+    if seen.lost != NOTHING and half.folder.has_commit(seen.lost):
+        problem = f"lacks rows that another program removed in commit {seen.lost}"
+        yield Finding("half", f"{problem}, with their file; no COMMIT of them counts", RESTORE)
 
 
 def findings_of_strange_paths(store: Store) -> Iterator[Finding]:

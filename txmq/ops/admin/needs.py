@@ -283,8 +283,8 @@ def _set_aside(figures: Figures) -> Iterator[Need]:
             Alert.FILE_UNREADABLE,
             where="state/set_aside",
             problem=f"{count:,} transactions wait for what cannot be read: {first.problem}",
-            next_step="restore the files or the rows, or give the broker the old key and the new "
-            "one (claim_keys), or give up: txmq resolve ID --give-up; txmq status names both",
+            next_step="restore the files, or give the broker the old key and the new one "
+            "(claim_keys), or give up: txmq resolve ID --give-up; txmq status names both",
             title=f"{counted(count, 'transaction')} set aside",
             text=f"They wait for what cannot be read: {first.problem}",
             path=f"/transactions/{first.transaction_id}",

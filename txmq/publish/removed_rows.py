@@ -1,0 +1,162 @@
+"""Put back rows of half and settled that another program removed: DELETE, UPDATE, RESTORE.
+
+Delta keeps the files that a commit removed until they are vacuumed, so what they held can be
+compared with what is there now. A fact that is gone would let its transaction be settled anew; a
+half that is gone would let its COMMIT have no effect. Clean-up keeps the commits and files that no
+publisher has looked at (`maintenance.service`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.delta.actions import commit_path
+from txmq.delta.log_files import commit_fingerprint
+from txmq.delta.table import Table
+from txmq.errors import CommitRefusedError, SourceRestoredError, StorageError
+from txmq.ground.columns import sound_rows
+from txmq.message.lifecycle import FINAL_STATES
+from txmq.store.known import Forgotten
+from txmq.store.logs import Logs
+from txmq.store.settled import NOTHING, HalfSeen, facts_among
+
+if TYPE_CHECKING:
+    from txmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+# What tells the rows of a transaction from each other.
+KEY_OF_HALF, KEY_OF_FACT = ("sequence",), ("op_version", "ordinal")
+# A commit of the half log that puts rows back has it; two publishers do not both put them back.
+PUT_BACK_MARK = "txmq-put-back"
+_FINAL = pa.array([state.value for state in FINAL_STATES])
+_FACT_COLUMNS = ("transaction_id", "state", "op_version")
+
+
+class RemovedRows:
+    """Looks for removals by other programs, as one publisher. Not safe for several threads.
+
+    Rows of transactions that retention may have taken are never put back.
+    """
+
+    def __init__(self, store: Store, logs: Logs) -> None:
+        """Open nothing."""
+        self._half, self._settled = logs.half.table, logs.settled
+        self._forgotten = Forgotten(store)
+        # Up to which version of half this publisher has put rows back, and which could not be.
+        self._through = self._lost = NOTHING
+
+    def put_back_facts(self) -> None:
+        """Append the facts that are gone; the settled log may then be believed.
+
+        Commits: 0 if nobody removed any; else one for each piece of them and one at the end. A
+        retry after a crash appends what is missing then.
+
+        Raises: SourceRestoredError where a file that held some is gone too; StorageError.
+        """
+        settled = self._settled
+        try:
+            for version in settled.table.log.removals_after(settled.whole_through):
+                count = 0
+                for rows in self._removed(settled.table, version):
+                    facts = self._missing(settled.table, facts_among(rows), KEY_OF_FACT)
+                    count += facts.num_rows
+                    if facts.num_rows:
+                        settled.put_back(facts, settled.whole_through)
+                settled.put_back(settled.table.schema.columns.empty_table(), version)
+                _tell("settled", version, count)
+        except CommitRefusedError:
+            # Another publisher puts them back; `check_whole` tells if it does not.
+            settled.table.refresh()
+
+    def put_back_halves(self, low: int, waiting: Collection[str]) -> None:
+        """Append the halves that are gone and needed; the half log is then pinned behind them.
+
+        Where a file that held some is gone too, the others are put back, and `half_seen` tells.
+
+        Args:
+            low: facts up to this op version are published, so that their halves are not needed.
+            waiting: transactions that are set aside, whose halves are needed all the same.
+
+        Commits: 0 if nobody removed any; else one for each piece of them. A retry after a crash
+        appends what is missing then.
+
+        Raises: StorageError.
+        """
+        table, seen = self._half, self._settled.half_seen
+        self._lost = max(self._lost, seen.lost)
+        while versions := table.log.removals_after(max(seen.version, self._through)):
+            try:
+                self._put_back_halves(versions[0], low, waiting)
+            except CommitRefusedError:
+                # Another publisher puts them back; what it has not, is missing still.
+                table.refresh()
+                continue
+            except SourceRestoredError as error:
+                logger.error("%s; its transactions have no effect", error)  # noqa: TRY400 - as text
+                self._lost = versions[0]
+            self._through = versions[0]
+            table.refresh()
+
+    def half_seen(self) -> HalfSeen:
+        """Return what the next settled commit says of the half log."""
+        half = self._half
+        return HalfSeen(half.version, commit_fingerprint(half, half.version), self._lost)
+
+    def _put_back_halves(self, version: int, low: int, waiting: Collection[str]) -> None:
+        count = 0
+        for rows in self._removed(self._half, version):
+            halves = self._missing(self._half, self._needed(rows, low, waiting), KEY_OF_HALF)
+            count += halves.num_rows
+            if halves.num_rows:
+                self._half.writer.swap(halves, {PUT_BACK_MARK: version})
+        _tell("half", version, count)
+
+    def _removed(self, table: Table, version: int) -> Iterator[pa.Table]:
+        """Yield the rows of the files that a commit removed, in pieces; memory holds one."""
+        columns = table.schema.columns.names
+        for file in table.changes.removed_by(version):
+            try:
+                for rows in table.rows.pieces([file], columns):
+                    yield sound_rows(rows, ("transaction_id",))
+            except StorageError as error:
+                problem = f"another program removed rows in {commit_path(version)}, and {file.path}"
+                cure = "cannot be read any more: restore this file, or the store from a backup"
+                raise SourceRestoredError(table.name, f"{problem} {cure}") from error
+
+    def _needed(self, rows: pa.Table, low: int, waiting: Collection[str]) -> pa.Table:
+        """Return the rows of transactions that are not ended, or not published."""
+        ids = pc.unique(rows["transaction_id"])
+        facts = self._settled.facts_of(ids).select(_FACT_COLUMNS)
+        is_over = pc.and_(
+            pc.is_in(facts["state"], value_set=_FINAL), pc.less_equal(facts["op_version"], low)
+        )
+        over = facts.filter(is_over)["transaction_id"]
+        is_waiting = pc.is_in(over, value_set=pa.array(list(waiting), pa.string()))
+        over = over.filter(pc.invert(is_waiting))
+        return rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=over)))
+
+    def _missing(self, table: Table, rows: pa.Table, key: Sequence[str]) -> pa.Table:
+        """Return the rows that the table has not; a key that is null is no row of txmq's."""
+        ids = pc.unique(rows["transaction_id"])
+        forgotten = pa.array(list(self._forgotten.among(ids.to_pylist())), pa.string())
+        rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=forgotten)))
+        there = table.search.rows_of("transaction_id", ids, ("transaction_id", *key))
+        keys, known = _keys(rows, key), _keys(there, key)
+        return rows.filter(pc.invert(pc.is_in(keys, value_set=known)))
+
+
+def _keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:
+    columns = [rows["transaction_id"], *(rows[name].cast(pa.string()) for name in key)]
+    return pc.fill_null(pc.binary_join_element_wise(*columns, "/"), "")
+
+
+def _tell(table: str, version: int, count: int) -> None:
+    if count:
+        text = "%s: another program removed rows in %s; %d of them were needed and are put back"
+        logger.error(text, table, commit_path(version), count)
