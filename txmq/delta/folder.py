@@ -206,6 +206,11 @@ class TableFolder:
             except FileNotFoundError:
                 return None
 
+    def lacks(self, path: str) -> bool:
+        """Tell whether a file is not there; one lookup. Raises: StorageError."""
+        with read_errors(self.name):
+            return self.filesystem.get_file_info(path).type is NOT_FOUND
+
     def fetched(self, paths: Sequence[str]) -> Contents:
         """Fetch small files of an object store by requests at the same time; nothing of a disk.
 

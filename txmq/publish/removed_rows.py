@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.actions import commit_path
+from txmq.delta.files import DataFile
 from txmq.delta.log_files import commit_fingerprint
 from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, SourceRestoredError, StorageError
 from txmq.ground.columns import sound_rows
+from txmq.message.ids import is_transaction_id
 from txmq.message.lifecycle import FINAL_STATES
 from txmq.store.known import Forgotten
 from txmq.store.logs import Logs
@@ -63,11 +65,12 @@ class RemovedRows:
         try:
             for version in settled.table.log.removals_after(settled.whole_through):
                 count = 0
-                for rows in self._removed(settled.table, version):
-                    facts = self._missing(settled.table, facts_among(rows), KEY_OF_FACT)
-                    count += facts.num_rows
-                    if facts.num_rows:
-                        settled.put_back(facts, settled.whole_through)
+                for file in settled.table.changes.removed_by(version):
+                    for rows in _rows_of(settled.table, file, version):
+                        facts = self._missing(settled.table, facts_among(rows), KEY_OF_FACT)
+                        count += facts.num_rows
+                        if facts.num_rows:
+                            settled.put_back(facts, settled.whole_through)
                 settled.put_back(settled.table.schema.columns.empty_table(), version)
                 _tell("settled", version, count)
         except CommitRefusedError:
@@ -77,7 +80,8 @@ class RemovedRows:
     def put_back_halves(self, low: int, waiting: Collection[str]) -> None:
         """Append the halves that are gone and needed; the half log is then pinned behind them.
 
-        Where a file that held some is gone too, the others are put back, and `half_seen` tells.
+        Where a file that held some is gone too, those of others are put back, and `half_seen`
+        tells.
 
         Args:
             low: facts up to this op version are published, so that their halves are not needed.
@@ -97,9 +101,6 @@ class RemovedRows:
                 # Another publisher puts them back; what it has not, is missing still.
                 table.refresh()
                 continue
-            except SourceRestoredError as error:
-                logger.error("%s; its transactions have no effect", error)  # noqa: TRY400 - as text
-                self._lost = versions[0]
             self._through = versions[0]
             table.refresh()
 
@@ -110,24 +111,19 @@ class RemovedRows:
 
     def _put_back_halves(self, version: int, low: int, waiting: Collection[str]) -> None:
         count = 0
-        for rows in self._removed(self._half, version):
-            halves = self._missing(self._half, self._needed(rows, low, waiting), KEY_OF_HALF)
-            count += halves.num_rows
-            if halves.num_rows:
-                self._half.writer.swap(halves, {PUT_BACK_MARK: version})
-        _tell("half", version, count)
-
-    def _removed(self, table: Table, version: int) -> Iterator[pa.Table]:
-        """Yield the rows of the files that a commit removed, in pieces; memory holds one."""
-        columns = table.schema.columns.names
-        for file in table.changes.removed_by(version):
+        for file in self._half.changes.removed_by(version):
             try:
-                for rows in table.rows.pieces([file], columns):
-                    yield sound_rows(rows, ("transaction_id",))
-            except StorageError as error:
-                problem = f"another program removed rows in {commit_path(version)}, and {file.path}"
-                cure = "cannot be read any more: restore this file, or the store from a backup"
-                raise SourceRestoredError(table.name, f"{problem} {cure}") from error
+                for rows in _rows_of(self._half, file, version):
+                    halves = self._missing(
+                        self._half, self._needed(rows, low, waiting), KEY_OF_HALF
+                    )
+                    count += halves.num_rows
+                    if halves.num_rows:
+                        self._half.writer.swap(halves, {PUT_BACK_MARK: version})
+            except SourceRestoredError as error:
+                logger.error("%s; its transactions have no effect", error)  # noqa: TRY400 - its text
+                self._lost = version
+        _tell("half", version, count)
 
     def _needed(self, rows: pa.Table, low: int, waiting: Collection[str]) -> pa.Table:
         """Return the rows of transactions that are not ended, or not published."""
@@ -142,13 +138,30 @@ class RemovedRows:
         return rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=over)))
 
     def _missing(self, table: Table, rows: pa.Table, key: Sequence[str]) -> pa.Table:
-        """Return the rows that the table has not; a key that is null is no row of txmq's."""
-        ids = pc.unique(rows["transaction_id"])
-        forgotten = pa.array(list(self._forgotten.among(ids.to_pylist())), pa.string())
-        rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=forgotten)))
-        there = table.search.rows_of("transaction_id", ids, ("transaction_id", *key))
-        keys, known = _keys(rows, key), _keys(there, key)
-        return rows.filter(pc.invert(pc.is_in(keys, value_set=known)))
+        """Return the rows that the table has not, of transactions that retention has not taken."""
+        names = pc.unique(rows["transaction_id"]).to_pylist()
+        ids = [name for name in names if is_transaction_id(name)]
+        kept = pa.array({*ids} - self._forgotten.among(ids), pa.string())
+        rows = rows.filter(pc.is_in(rows["transaction_id"], value_set=kept))
+        there = table.search.rows_of("transaction_id", kept, ("transaction_id", *key))
+        is_there = pc.is_in(_keys(rows, key), value_set=_keys(there, key))
+        return rows.filter(pc.invert(is_there))
+
+
+def _rows_of(table: Table, file: DataFile, version: int) -> Iterator[pa.Table]:
+    """Yield the rows of a file that a commit removed, in pieces; memory holds one.
+
+    Raises: SourceRestoredError if the file is gone too; StorageError if it cannot be read now.
+    """
+    try:
+        for rows in table.rows.pieces([file], table.schema.columns.names):
+            yield sound_rows(rows, ("transaction_id", "sequence"))
+    except StorageError as error:
+        if not table.folder.lacks(file.path):
+            raise
+        problem = f"another program removed rows in {commit_path(version)}, and {file.path}"
+        cure = "which held them is gone too: restore this file, or the store from a backup"
+        raise SourceRestoredError(table.name, f"{problem} {cure}") from error
 
 
 def _keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:

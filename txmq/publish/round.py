@@ -97,7 +97,7 @@ class PublishRound:
         self._kept_at_s = self._news_s = time.monotonic()
         self._pauses = RetryPauses(store.config.park_retry_interval_s)
         self._removed_rows = RemovedRows(store, self._logs)
-        self._waiting = WaitingTransactions(store, self._logs, clock, self._removed_rows)
+        self._waiting = WaitingTransactions(store, self._logs, clock)
         keep = self._waiting.keep_problems
         self._topics = TopicWriter(store, self._op, clock, engines, keep, watch=watch)
         self._topics.ends.update(self._progress.ends)
@@ -178,8 +178,7 @@ class PublishRound:
         rows = self._store.config.publish_batch_rows
         claims, end = self._op.first_between(after, after + span, rows)
         reached(FailPoint.CLAIMS_READ)
-        check_half(self._half.table.refresh(), self._settled)
-        self._removed_rows.put_back_halves(self._progress.low_water_version, self._waiting.held)
+        self._put_back_halves()
         settlement = self._decided(*claims)
         count = self._waiting.keep(settlement, after)
         self._span.adapt(end - after, is_full=claims.counted.num_rows >= rows)
@@ -199,6 +198,13 @@ class PublishRound:
             set_aside=len(settlement.problems),
             end_latency=end_latency(settlement.facts),
         )
+
+    def _put_back_halves(self) -> None:
+        """Pin the newest half log, with what open and unpublished transactions need."""
+        check_half(self._half.table.refresh(), self._settled)
+        low, parked = self._progress.low_water_version, self._progress.parked.values()
+        low = min([low, *(topic.from_version for topic in parked)])
+        self._removed_rows.put_back_halves(low, self._waiting.held)
 
     def _decided(self, claims: pa.Table, unknown: pa.Table) -> Settlement:
         """Settle the claims; set transactions aside that make settling fail."""
@@ -428,8 +434,9 @@ class PublishRound:
     def _retry_waiting(self) -> PublishResult:
         """Settle and publish the transactions that were set aside and can be read again."""
         low = self._progress.low_water_version
-        if self._settled.mark > low:
+        if self._settled.mark > low or not self._waiting.is_due():
             return PublishResult()
+        self._put_back_halves()
         return self._waiting.retry(self._topics, low, self._progress.parked)
 
     # --- progress ---------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from txmq.ground.clock import Clock
 from txmq.ground.handles import is_survivable
 from txmq.publish.plan import Plans, plans_of
 from txmq.publish.progress import RetryPauses
-from txmq.publish.removed_rows import RemovedRows
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
 from txmq.store.logs import Logs
@@ -50,9 +49,8 @@ class WaitingTransactions:
     `keep_problems` is safe for several threads; the rest is for the publisher's own.
     """
 
-    def __init__(self, store: Store, logs: Logs, clock: Clock, removed_rows: RemovedRows) -> None:
+    def __init__(self, store: Store, logs: Logs, clock: Clock) -> None:
         """Read the register."""
-        self._removed_rows = removed_rows
         self._store, self._logs, self._clock = store, logs, clock
         self._half, self._op, self._schedule = logs.half, logs.op, logs.schedule
         self._settled = logs.settled
@@ -145,7 +143,9 @@ class WaitingTransactions:
     # --- trying again -----------------------------------------------------------------------------
 
     def retry(self, topics: TopicWriter, low: int, parked: Container[str]) -> PublishResult:
-        """Settle and publish the transactions that can be read by now, if it is time for a try.
+        """Settle and publish the transactions that can be read by now.
+
+        The half log is pinned by the caller.
 
         Args:
             topics: writes the messages.
@@ -157,8 +157,6 @@ class WaitingTransactions:
 
         Raises: StorageError, SourceRestoredError.
         """
-        if not self._value.transactions or not self._is_due():
-            return PublishResult()
         self._attempts += 1
         self._pauses.tried(_PAUSE, self._clock.now_ms())
         self._half.table.search.forget_unreadable()
@@ -166,8 +164,6 @@ class WaitingTransactions:
         self._value = self._read()
         entries = dict(self._value.transactions)
         self._given_up |= given_up_by(entries).keys()
-        self._half.table.refresh()
-        self._removed_rows.put_back_halves(low, entries)
         try:
             settled, undecided = self._settle(entries)
         except CommitRefusedError:
@@ -179,8 +175,10 @@ class WaitingTransactions:
         self._end({name: entry for name, entry in ready.items() if name not in waiting})
         return settled + published
 
-    def _is_due(self) -> bool:
+    def is_due(self) -> bool:
         """Tell whether to try now: after a pause, or because an operator gave some up."""
+        if not self._value.transactions:
+            return False
         now_ms = self._clock.now_ms()
         is_given_up = not given_up_by(self._value.transactions).keys() <= self._given_up
         return is_given_up or self._pauses.is_due(_PAUSE, self._attempts, now_ms)

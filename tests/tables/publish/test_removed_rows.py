@@ -6,12 +6,15 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from tests.kit.reading import bodies
 from tests.kit.sending import GROUP
-from txmq.errors import SourceRestoredError
+from txmq.delta.file_rows import FileRows
+from txmq.errors import SourceRestoredError, StorageError
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.retention import Retention
 from txmq.maintenance.service import Maintenance
@@ -26,7 +29,7 @@ from txmq.store.config import Config
 from txmq.store.op import OpRow
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
-from txmq.testing import ManualClock
+from txmq.testing import ManualClock, failing_commits
 from txmq.verify import verify
 
 TOPIC = "orders"
@@ -39,6 +42,10 @@ def first_alone(table: DeltaTable) -> None:
 
 def rename_all(table: DeltaTable) -> None:
     table.update(updates={"transaction_id": "'nobody'"})
+
+
+def unreadable(*_: object) -> object:
+    raise StorageError("half", "not now")
 
 
 REMOVALS: dict[str, Removal] = {
@@ -231,6 +238,55 @@ def test_halves_whose_file_is_gone_too_stop_nobody_else(world: World) -> None:
     assert world.bodies() == [b"1", b"2"]
     assert "with their file" in world.findings()["half"]
     assert lost not in read_set_aside(world.store.tables).transactions
+
+
+def test_halves_of_a_parked_topic_are_put_back(world: World) -> None:
+    world.send(b"1")
+    with failing_commits(1, error=DeltaError("no space"), table=TOPIC):
+        world.publisher.run_once()
+    assert Admin(world.store, clock=world.clock).status().parked
+    world.table("half").delete()
+    world.send(b"2")
+    world.publisher.run_once()
+
+    world.clock.advance(world.store.config.park_retry_interval_s * 40)
+    world.publisher.run_once()
+
+    assert world.bodies() == [b"1", b"2"]
+
+
+def test_rows_that_no_txmq_wrote_are_not_put_back(world: World) -> None:
+    world.send(b"1")
+    world.publisher.run_once()
+    row = world.table("half").to_pyarrow_table().to_pylist()[0]
+    strange = pa.Table.from_pylist(
+        [{**row, "transaction_id": "nobody"}, {**row, "sequence": None}],
+        schema=world.table("half").to_pyarrow_table().schema,
+    )
+    write_deltalake(world.table("half"), strange, mode="append")
+    world.table("half").delete("transaction_id = 'nobody' OR sequence IS NULL")
+    world.send(b"2")
+
+    world.publisher.run_once()
+
+    assert sorted(world.table("half").to_pyarrow_table()["body"].to_pylist()) == [b"1", b"2"]
+
+
+def test_outage_while_halves_are_put_back_loses_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send(b"1")
+    world.publisher.run_once()
+    world.send(b"lost")
+    world.table("half").delete()
+    with monkeypatch.context() as broken:
+        broken.setattr(FileRows, "pieces", unreadable)
+        with pytest.raises(StorageError, match="not now"):
+            world.publisher.run_once()
+
+    world.publisher.run_once()
+
+    assert world.bodies() == [b"1", b"lost"]
 
 
 def test_id_that_somebody_made_up_has_no_effect(world: World) -> None:
