@@ -183,13 +183,16 @@ class Maintenance(OfOneProcess):
         old = log_files(table.folder).newest_of(self._older_than(reserved_ms))
         if path == "op":
             return min(old, published_up_to(self.store))
-        return min(old, self._looked_at(path)) if path in ("half", "settled") else old
+        return min([old, *self._removals(path, table)])
 
-    def _looked_at(self, path: str) -> int:
-        """Return up to where publishers know if another program removed rows of a log."""
+    def _removals(self, path: str, table: Table) -> list[int]:
+        """List the removals by other programs that no publisher has looked at yet."""
+        if path not in {"half", "settled"}:
+            return []
         tables = self.store.tables
         settled = tables.settled_log(tables.op_log().table.log.table_id)
-        return settled.half_seen.version if path == "half" else settled.whole_through
+        seen = settled.half_seen.version if path == "half" else settled.whole_through
+        return table.log.removals_after(seen)
 
     def _older_than(self, age_ms: float) -> Callable[[int], bool]:
         limit_ms, clock = self._clock.now_ms() - age_ms, affine(self._clock)

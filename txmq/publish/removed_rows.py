@@ -2,8 +2,8 @@
 
 Delta keeps the files that a commit removed until they are vacuumed, so what they held can be
 compared with what is there now. A fact that is gone would let its transaction be settled anew; a
-half that is gone would let its COMMIT have no effect. Clean-up keeps the commits and files that no
-publisher has looked at (`maintenance.service`).
+half that is gone would let its COMMIT have no effect. Log clean-up keeps a removal, and its files,
+until a publisher has looked at it (`maintenance.service`).
 """
 
 from __future__ import annotations

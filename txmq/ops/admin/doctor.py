@@ -157,7 +157,7 @@ class Doctor:
         findings = [
             *with_failure("settings", partial(findings_of_settings, store)),
             *(finding for path in paths for finding in self._of_table(path)),
-            *with_failure("half", partial(findings_of_removals, store)),
+            *findings_of_removals(store),
             *findings_of_strange_paths(store),
             *findings_of_order(store),
             *findings_of_needs(store, clock),
@@ -275,15 +275,21 @@ def findings_of_topic(store: Store, topic: str) -> Iterator[Finding]:
 
 def findings_of_removals(store: Store) -> Iterator[Finding]:
     """Find halves and facts that another program removed; 0 commits."""
-    op, half = store.tables.op_log().table, store.tables.half_log().table
-    settled = store.tables.settled_log(op.log.table_id)
-    seen = settled.half_seen
-    for log, whole in ((half.log, seen.version), (settled.table.log, settled.whole_through)):
-        for version in log.removals_after(whole):
-            problem = f"lacks rows that another program removed in commit {version}"
-            step = "run a broker or txmq publish, which puts them back; do not vacuum before"
-            yield Finding(half.name if log is half.log else "settled", problem, step)
-    if seen.lost != NOTHING and half.folder.has_commit(seen.lost):
+    half = store.tables.half_log().table
+    try:
+        settled = store.tables.settled_log(store.tables.op_log().table.log.table_id)
+        seen, settled_log = settled.half_seen, settled.table.log
+        removals = [("half", version) for version in half.log.removals_after(seen.version)]
+        removals += [("settled", at) for at in settled_log.removals_after(settled.whole_through)]
+        is_lost = seen.lost != NOTHING and half.folder.has_commit(seen.lost)
+    except TxmqError:
+        # A table that cannot be read is a finding of its own.
+        return
+    for name, version in removals:
+        problem = f"lacks rows that another program removed in commit {version}"
+        step = "run a broker or txmq publish, which puts them back; do not vacuum before"
+        yield Finding(name, problem, step)
+    if is_lost:
         problem = f"lacks rows that another program removed in commit {seen.lost}"
         yield Finding("half", f"{problem}, with their file; no COMMIT of them counts", RESTORE)
 
