@@ -38,7 +38,13 @@ TABLES_HELD = 256
 # A piece of narrow columns: at most so many rows.
 PIECE_ROWS = 200_000
 
+_VIEWS = {
+    pa.string_view().id: pa.string(),
+    pa.binary_view().id: pa.binary(),
+}
+
 Part = TypeVar("Part")
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 # --- the files of a table -----------------------------------------------------------------------
@@ -127,7 +133,7 @@ class FileRows:
         numbers = [part.row_group for part in parts if part.row_group is not None]
         with self._source(file, NOTHING) as source:
             if numbers and sum(len(part.rows) for part in parts) <= PIECE_ROWS:
-                rows = _parquet(source).read_row_groups(numbers, stored)
+                rows = without_views(_parquet(source).read_row_groups(numbers, stored))
                 yield with_partition(rows, file, schema)
                 return
             for batch in record_batches(source, stored, PIECE_ROWS, BATCH_BYTES, numbers or None):
@@ -194,16 +200,17 @@ class FileRows:
         with self._source(file, contents) as source:
             parquet = _parquet(source)
             if row_group is None:
-                return parquet.read(stored, use_threads=use_threads)
-            return parquet.read_row_group(row_group, stored, use_threads=use_threads)
+                return without_views(parquet.read(stored, use_threads=use_threads))
+            return without_views(parquet.read_row_group(row_group, stored, use_threads=use_threads))
 
     def _read_and_keep(self, file: DataFile, stored: list[str], contents: Contents) -> pa.Table:
         """Read a file; a small one as a whole, which is kept for the next reads."""
         with self._source(file, contents) as source:
             parquet = _parquet(source)
             if not is_small(file.size_bytes, parquet.metadata.num_rows):
-                return parquet.read(stored, use_threads=file.size_bytes > LARGE_FILE_BYTES)
-            rows = parquet.read(use_threads=False)
+                use_threads = file.size_bytes > LARGE_FILE_BYTES
+                return without_views(parquet.read(stored, use_threads=use_threads))
+            rows = without_views(parquet.read(use_threads=False))
         self.small_files.keep(file.path, rows, rows.nbytes)
         return some_columns(rows, stored)
 
@@ -456,9 +463,29 @@ def numbered_batches(  # noqa: PLR0913, PLR0917 - as `record_batches`
             for batch in reader.iter_batches(
                 size, row_groups=[group], columns=columns, use_threads=False
             ):
-                yield first, batch
+                yield first, without_views(batch)
                 first += batch.num_rows
         first = end
+
+
+def without_views(rows: Rows) -> Rows:
+    """Give columns of views, which delta-rs writes and Arrow cannot take from, plain types."""
+    plain = [_plain(column.type) for column in rows.schema]
+    if all(kind is None for kind in plain):
+        return rows
+    pairs = zip(rows.schema, plain, strict=True)
+    return rows.cast(pa.schema([column.with_type(kind or column.type) for column, kind in pairs]))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType | None:
+    """Return the plain type for one of views; None for any other."""
+    if kind.id in _VIEWS:
+        return _VIEWS[kind.id]
+    if pa.types.is_map(kind) and (_plain(kind.key_type) or _plain(kind.item_type)):
+        return pa.map_(
+            _plain(kind.key_type) or kind.key_type, _plain(kind.item_type) or kind.item_type
+        )
+    return None
 
 
 def _batch_rows(

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.actions import EMPTY_COMMIT, CommitActions, commit_path
+from txmq.delta.actions import EMPTY_COMMIT, CommitActions, commit_path, path_of
 from txmq.delta.failures import problem_of, read_again
 from txmq.delta.file_rows import PIECE_ROWS, FileRows, in_pieces
 from txmq.delta.files import LARGE_FILE_ROWS, DataFile, UnreadableFile, with_partition
@@ -317,7 +317,7 @@ class TableChanges:
         Raises: StorageError where the commit is gone.
         """
         actions = self._actions(version, self._folder.commit_bytes(version), None)
-        files = [LiveFile.of({"size": 0, **action}) for action in actions.removed]
+        files = [_removed_file(action) for action in actions.removed]
         holds = self._log.snapshot.holds
         return self._files.as_files([file for file in files if not holds(file.path)])
 
@@ -378,6 +378,14 @@ class TableChanges:
         rows = self._file_rows.read_stored(changes, [*stored, _CHANGE_TYPE])
         is_insert = pc.equal(rows[_CHANGE_TYPE], "insert")
         return with_partition(rows, changes, schema).filter(is_insert)
+
+
+def _removed_file(action: Mapping[str, Any]) -> LiveFile:
+    """Make the file of an action that removed it; Delta demands the path alone."""
+    segments = path_of(action).split("/")[:-1]
+    by_path = dict(segment.split("=", 1) for segment in segments if "=" in segment)
+    partition = action.get("partitionValues") or by_path
+    return LiveFile(action["path"], action.get("size") or 0, 0, partition, None)
 
 
 def read_together(

@@ -25,6 +25,7 @@ from txmq.message.ids import is_transaction_id
 from txmq.message.lifecycle import FINAL_STATES
 from txmq.store.known import Forgotten
 from txmq.store.logs import Logs
+from txmq.store.schemas import SETTLED
 from txmq.store.settled import NOTHING, HalfSeen, facts_among
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # What tells the rows of a transaction from each other.
-KEY_OF_HALF, KEY_OF_FACT = ("sequence",), ("op_version", "ordinal")
+KEY_OF_HALF, KEY_OF_FACT = ("sequence",), ("op_version", "ordinal", "state", "life")
 # A commit of the half log that puts rows back has it; two publishers do not both put them back.
 PUT_BACK_MARK = "txmq-put-back"
 _FINAL = pa.array([state.value for state in FINAL_STATES])
@@ -41,17 +42,16 @@ _FACT_COLUMNS = ("transaction_id", "state", "op_version")
 
 
 class RemovedRows:
-    """Looks for removals by other programs, as one publisher. Not safe for several threads.
-
-    Rows of transactions that retention may have taken are never put back.
-    """
+    """Looks for removals by other programs, as one publisher. Not safe for several threads."""
 
     def __init__(self, store: Store, logs: Logs) -> None:
         """Open nothing."""
-        self._half, self._settled = logs.half.table, logs.settled
+        self._half, self._op, self._settled = logs.half.table, logs.op.table, logs.settled
         self._forgotten = Forgotten(store)
-        # Up to which version of half this publisher has put rows back, and which could not be.
-        self._through = self._lost = NOTHING
+        # Up to which version of half this publisher has looked, and which lost rows for good.
+        self._looked = self._lost = NOTHING
+
+    # --- settled --------------------------------------------------------------------------------
 
     def put_back_facts(self) -> None:
         """Append the facts that are gone; the settled log may then be believed.
@@ -63,19 +63,34 @@ class RemovedRows:
         """
         settled = self._settled
         try:
+            if not settled.is_looked_at:
+                settled.put_back(SETTLED.columns.empty_table(), settled.whole_through)
             for version in settled.table.log.removals_after(settled.whole_through):
-                count = 0
-                for file in settled.table.changes.removed_by(version):
-                    for rows in _rows_of(settled.table, file, version):
-                        facts = self._missing(settled.table, facts_among(rows), KEY_OF_FACT)
-                        count += facts.num_rows
-                        if facts.num_rows:
-                            settled.put_back(facts, settled.whole_through)
-                settled.put_back(settled.table.schema.columns.empty_table(), version)
-                _tell("settled", version, count)
+                self._put_back_facts(version)
         except CommitRefusedError:
             # Another publisher puts them back; `check_whole` tells if it does not.
             settled.table.refresh()
+
+    def _put_back_facts(self, version: int) -> None:
+        settled, count = self._settled, 0
+        for file in settled.table.changes.removed_by(version):
+            for rows in _rows_of(settled.table, file, version):
+                facts = self._missing(settled.table, facts_among(rows), KEY_OF_FACT)
+                count += facts.num_rows
+                if facts.num_rows:
+                    settled.put_back(facts, settled.whole_through)
+        settled.put_back(SETTLED.columns.empty_table(), version)
+        _tell("settled", version, count)
+
+    # --- half -----------------------------------------------------------------------------------
+
+    def has_half_removals(self) -> bool:
+        """Tell whether the pinned half log has removals that this publisher has not looked at."""
+        return bool(self._half_removals())
+
+    def _half_removals(self) -> list[int]:
+        seen = self._settled.half_seen.version
+        return self._half.log.removals_after(max(seen, self._looked))
 
     def put_back_halves(self, low: int, waiting: Collection[str]) -> None:
         """Append the halves that are gone and needed; the half log is then pinned behind them.
@@ -92,31 +107,36 @@ class RemovedRows:
 
         Raises: StorageError.
         """
-        table, seen = self._half, self._settled.half_seen
-        self._lost = max(self._lost, seen.lost)
-        while versions := table.log.removals_after(max(seen.version, self._through)):
+        self._lost = max(self._lost, self._settled.half_seen.lost)
+        while versions := self._half_removals():
             try:
                 self._put_back_halves(versions[0], low, waiting)
             except CommitRefusedError:
                 # Another publisher puts them back; what it has not, is missing still.
-                table.refresh()
+                self._half.refresh()
                 continue
-            self._through = versions[0]
-            table.refresh()
+            self._looked = versions[0]
+            self._half.refresh()
 
     def half_seen(self) -> HalfSeen:
-        """Return what the next settled commit says of the half log."""
+        """Return what the next settled commit says of the half log. Raises: as `check_half`."""
+        self.check_half()
         half = self._half
         return HalfSeen(half.version, commit_fingerprint(half, half.version), self._lost)
+
+    def check_half(self) -> None:
+        """Raise StorageError if the half log was opened anew since, behind one more removal."""
+        for version in self._half_removals():
+            problem = f"another program removed rows in {commit_path(version)}"
+            raise StorageError("half", f"{problem}; the next round puts them back")
 
     def _put_back_halves(self, version: int, low: int, waiting: Collection[str]) -> None:
         count = 0
         for file in self._half.changes.removed_by(version):
             try:
                 for rows in _rows_of(self._half, file, version):
-                    halves = self._missing(
-                        self._half, self._needed(rows, low, waiting), KEY_OF_HALF
-                    )
+                    needed = self._needed(rows, low, waiting)
+                    halves = self._missing(self._half, needed, KEY_OF_HALF)
                     count += halves.num_rows
                     if halves.num_rows:
                         self._half.writer.swap(halves, {PUT_BACK_MARK: version})
@@ -137,30 +157,48 @@ class RemovedRows:
         over = over.filter(pc.invert(is_waiting))
         return rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=over)))
 
+    # --- both -----------------------------------------------------------------------------------
+
     def _missing(self, table: Table, rows: pa.Table, key: Sequence[str]) -> pa.Table:
         """Return the rows that the table has not, of transactions that retention has not taken."""
         names = pc.unique(rows["transaction_id"]).to_pylist()
         ids = [name for name in names if is_transaction_id(name)]
-        kept = pa.array({*ids} - self._forgotten.among(ids), pa.string())
+        kept = pa.array({*ids} - self._taken(ids), pa.string())
         rows = rows.filter(pc.is_in(rows["transaction_id"], value_set=kept))
         there = table.search.rows_of("transaction_id", kept, ("transaction_id", *key))
+        if table is self._settled.table:
+            there = facts_among(there)
         is_there = pc.is_in(_keys(rows, key), value_set=_keys(there, key))
         return rows.filter(pc.invert(is_there))
+
+    def _taken(self, ids: Collection[str]) -> set[str]:
+        """Find the transactions that retention may have taken and of which nothing is left."""
+        forgotten = self._forgotten.among(ids)
+        if not forgotten:
+            return forgotten
+        column, values = ("transaction_id",), pa.array(forgotten, pa.string())
+        for table in (self._half, self._op.refresh(), self._settled.table):
+            rows = table.search.rows_of("transaction_id", values, column)
+            forgotten = forgotten - set(rows["transaction_id"].to_pylist())
+        return forgotten
 
 
 def _rows_of(table: Table, file: DataFile, version: int) -> Iterator[pa.Table]:
     """Yield the rows of a file that a commit removed, in pieces; memory holds one.
 
-    Raises: SourceRestoredError if the file is gone too; StorageError if it cannot be read now.
+    Raises: SourceRestoredError if the file is gone or no Parquet; StorageError if not readable now.
     """
+    problem = f"another program removed rows in {commit_path(version)}, and {file.path}"
+    if None in file.partition.values():
+        cure = "which held them is named without its partition: restore the table from a backup"
+        raise SourceRestoredError(table.name, f"{problem} {cure}")
     try:
         for rows in table.rows.pieces([file], table.schema.columns.names):
             yield sound_rows(rows, ("transaction_id", "sequence"))
     except StorageError as error:
-        if not table.folder.lacks(file.path):
+        if not (isinstance(error.__cause__, pa.ArrowInvalid) or table.folder.lacks(file.path)):
             raise
-        problem = f"another program removed rows in {commit_path(version)}, and {file.path}"
-        cure = "which held them is gone too: restore this file, or the store from a backup"
+        cure = "which held them is gone or damaged: restore this file, or the store from a backup"
         raise SourceRestoredError(table.name, f"{problem} {cure}") from error
 
 

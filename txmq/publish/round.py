@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,6 +48,7 @@ from txmq.publish.removed_rows import RemovedRows
 from txmq.publish.settle import Settlement, Waiting, reach_deliveries, settle, settle_all_others
 from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
 from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
+from txmq.store.set_aside import read_set_aside
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
@@ -95,6 +98,7 @@ class PublishRound:
         self._op.refresh()
         self._progress = PublishProgress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = self._news_s = time.monotonic()
+        self._half_looked_s = -math.inf
         self._pauses = RetryPauses(store.config.park_retry_interval_s)
         self._removed_rows = RemovedRows(store, self._logs)
         self._waiting = WaitingTransactions(store, self._logs, clock)
@@ -116,6 +120,7 @@ class PublishRound:
             self._op.check_commits(latest, latest + 1)
         if self._settled.mark < latest:
             self._news_s = time.monotonic()
+        self._look_at_half()
         result = self._publish()
         while self._settled.mark < latest and not stopping.is_set():
             result += self._settle_beside(latest, stopping)
@@ -178,6 +183,7 @@ class PublishRound:
         rows = self._store.config.publish_batch_rows
         claims, end = self._op.first_between(after, after + span, rows)
         reached(FailPoint.CLAIMS_READ)
+        check_half(self._half.table.refresh(), self._settled)
         self._put_back_halves()
         settlement = self._decided(*claims)
         count = self._waiting.keep(settlement, after)
@@ -200,11 +206,26 @@ class PublishRound:
         )
 
     def _put_back_halves(self) -> None:
-        """Pin the newest half log, with what open and unpublished transactions need."""
-        check_half(self._half.table.refresh(), self._settled)
+        """Put back what open and unpublished transactions need of the half log that is pinned."""
+        if not self._removed_rows.has_half_removals():
+            return
+        seen = self._settled.set_aside_count
+        aside = read_set_aside(self._store.tables, seen).transactions.keys() | self._waiting.held
         low, parked = self._progress.low_water_version, self._progress.parked.values()
         low = min([low, *(topic.from_version for topic in parked)])
-        self._removed_rows.put_back_halves(low, self._waiting.held)
+        self._removed_rows.put_back_halves(low, aside)
+
+    def _look_at_half(self) -> None:
+        """Put halves back where nothing is settled meanwhile, and say so: up to one commit."""
+        interval_s = REMOTE_INTERVAL_S if self._store.is_remote else INTERVAL_S
+        if time.monotonic() - self._half_looked_s < interval_s:
+            return
+        self._half_looked_s = time.monotonic()
+        self._half.table.refresh()
+        self._put_back_halves()
+        if self._half.table.log.removals_after(self._settled.half_seen.version):
+            with suppress(CommitRefusedError):
+                self._settled.see_half(self._removed_rows.half_seen())
 
     def _decided(self, claims: pa.Table, unknown: pa.Table) -> Settlement:
         """Settle the claims; set transactions aside that make settling fail."""
@@ -257,6 +278,7 @@ class PublishRound:
             self._advance_to(mark, urgent=False)
             return PublishResult()
         self._half.table.refresh()
+        self._put_back_halves()
         reach_deliveries(self._clock, facts)
         begun_s = time.monotonic()
         goal = self._goal(facts, low, mark)
@@ -280,6 +302,7 @@ class PublishRound:
             may have taken what it has published, to all topics or to the one that is `parked`.
         """
         plans = self._plans(facts, after)
+        self._removed_rows.check_half()
         if plans.missing:
             if self._join_progress() if parked is None else self._topics.mark(parked) > after:
                 return None
@@ -415,6 +438,7 @@ class PublishRound:
             return PublishResult(), step
         facts = self._settled.to_show(after, step)
         self._half.table.refresh()
+        self._put_back_halves()
         goal = self._goal(facts, after, step, name)
         if goal is None:
             return PublishResult(), after
@@ -436,6 +460,7 @@ class PublishRound:
         low = self._progress.low_water_version
         if self._settled.mark > low or not self._waiting.is_due():
             return PublishResult()
+        check_half(self._half.table.refresh(), self._settled)
         self._put_back_halves()
         return self._waiting.retry(self._topics, low, self._progress.parked)
 

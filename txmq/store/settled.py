@@ -96,9 +96,14 @@ class SettledLog:
 
     @property
     def whole_through(self) -> int:
-        """The version up to which no fact is missing; the pinned one if an earlier txmq wrote."""
+        """The version up to which no fact is missing; the pinned one if none says so yet."""
         version = self.table.log.mark(WHOLE_MARK)
         return self.table.version if version is None else version
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether a commit says up to where it is whole; an earlier txmq wrote none that does."""
+        return self.mark == NOTHING or self.table.log.mark(WHOLE_MARK) is not None
 
     @property
     def forgotten(self) -> dict[str, int]:
@@ -276,6 +281,13 @@ class SettledLog:
         Raises: CommitRefusedError if another publisher set transactions aside or settled them.
         """
         self._append(rows, {SET_ASIDE_MARK: set_aside_count})
+
+    def see_half(self, half_seen: HalfSeen) -> None:
+        """Say up to where the half log was looked at, in one commit without facts.
+
+        Raises: CommitRefusedError if another publisher was faster.
+        """
+        self.swap(SETTLED.columns.empty_table(), self.mark, self.fingerprint, half_seen=half_seen)
 
     def put_back(self, rows: pa.Table, whole_through: int) -> None:
         """Append facts that another program removed, in one commit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,18 @@ from deltalake.exceptions import DeltaError
 
 from tests.kit.reading import bodies
 from tests.kit.sending import GROUP
+from txmq.check.open_transactions import open_transactions
+from txmq.delta.actions import commit_path
 from txmq.delta.file_rows import FileRows
-from txmq.errors import SourceRestoredError, StorageError
+from txmq.errors import ErasureRefusedError, SourceRestoredError, StorageError
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.retention import Retention
 from txmq.maintenance.service import Maintenance
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC as DEAD
 from txmq.ops.admin.doctor import Doctor
+from txmq.ops.admin.erasure import Erasure
 from txmq.ops.admin.status import Admin
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
@@ -28,6 +33,7 @@ from txmq.store.claim_writer import ClaimWriter
 from txmq.store.config import Config
 from txmq.store.op import OpRow
 from txmq.store.set_aside import read_set_aside
+from txmq.store.settled import SettledLog
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits
 from txmq.verify import verify
@@ -225,12 +231,15 @@ def test_clean_up_waits_for_a_publisher_that_is_away(tmp_path: Path, name: str) 
     assert world.bodies() == expected
 
 
-def test_halves_whose_file_is_gone_too_stop_nobody_else(world: World) -> None:
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_halves_whose_file_is_gone_too_stop_nobody_else(world: World, *, is_gone: bool) -> None:
     world.send(b"1")
     world.publisher.run_once()
     (lost,) = world.send(b"lost")
+    files = [Path(uri.removeprefix("file://")) for uri in world.table("half").file_uris()]
     world.table("half").delete()
-    world.table("half").vacuum(0, dry_run=False, enforce_retention_duration=False)
+    for file in files:
+        file.unlink() if is_gone else file.write_bytes(b"x" * 50)
     world.send(b"2")
 
     world.publisher.run_once()
@@ -297,6 +306,140 @@ def test_id_that_somebody_made_up_has_no_effect(world: World) -> None:
 
     assert world.bodies() == [b"1"]
     assert not read_set_aside(world.store.tables).transactions
+
+
+def test_idle_publisher_puts_halves_back(world: World) -> None:
+    world.send(b"1")
+    world.publisher.run_once()
+    (open_id,) = world.send(b"open", commit=False)
+    world.table("half").delete()
+
+    world.new_publisher().run_once()
+
+    assert "half" not in world.findings()
+    rows = open_transactions(world.store, clock=world.clock)
+    assert rows["transaction_id"].to_pylist() == [open_id]
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
+def test_halves_of_dead_letters_are_put_back(world: World, *, is_parked: bool) -> None:
+    (transaction_id,) = world.send(b"dead", commit=False)
+    row = OpRow(transaction_id, ClaimKind.DISCARD, GROUP, ClaimSource.CHECK, 1, 0)
+    ClaimWriter(world.store.tables.op_log(), "check", 4).append([row])
+    if is_parked:
+        with failing_commits(1, error=DeltaError("no space"), table=DEAD):
+            world.publisher.run_once()
+    else:
+        rounds = world.publisher._rounds()
+        rounds._logs.refresh_claims()
+        rounds._settle(rounds._op.table.version)
+    world.table("half").delete()
+    world.publisher = world.new_publisher()
+
+    world.publisher.run_once()
+    world.clock.advance(world.store.config.park_retry_interval_s * 40)
+    world.publisher.run_once()
+
+    assert bodies(world.store, DEAD) == [b"dead"]
+
+
+def test_transaction_of_two_topics_of_which_one_message_was_removed_is_published(
+    world: World,
+) -> None:
+    with TransactionProducer(world.store, producer_group=GROUP, clock=world.clock) as producer:
+        transaction = producer.begin_transaction()
+        for number in range(4):
+            transaction.send(Message(TOPIC if number % 2 else "other", b"%d" % number))
+        transaction.prepare()
+    world.table("half").delete("sequence = 2")
+    world.claim(transaction.id)
+
+    world.publisher.run_once()
+
+    assert (world.bodies(), bodies(world.store, "other")) == ([b"1", b"3"], [b"0", b"2"])
+
+
+def test_what_one_publisher_set_aside_another_one_puts_back(world: World) -> None:
+    other = world.new_publisher()
+    world.send(b"0")
+    world.publisher.run_once()
+    other.run_once()
+    world.send(b"lost")
+    rounds = world.publisher._rounds()
+    rounds._logs.refresh_claims()
+    rounds._settle(rounds._op.table.version)
+    world.table("half").delete()
+    rounds._publish()
+    rounds.keep_progress()
+    world.send(b"x")
+
+    other.run_once()
+    for publisher in (world.publisher, other):
+        world.clock.advance(world.store.config.park_retry_interval_s * 40)
+        publisher.run_once()
+
+    assert world.bodies() == [b"0", b"lost", b"x"]
+
+
+def test_rows_that_old_days_keep_are_put_back_though_later_days_are_gone(world: World) -> None:
+    """Retention keeps a day with an open transaction, and takes the ones after it."""
+    (shown,) = world.send(b"shown")
+    (open_id,) = world.send(b"open", commit=False)
+    world.publisher.run_once()
+    world.clock.advance(86_400)
+    world.send(b"next")
+    world.publisher.run_once()
+    world.clock.advance(86_400 * 30)
+    world.send(b"late")
+    world.publisher.run_once()
+    Retention(world.store, world.clock).run()
+    world.table("settled").delete()
+    world.claim(shown)
+
+    world.new_publisher().run_once()
+
+    assert world.bodies().count(b"shown") == 1
+    assert open_id
+
+
+def test_erasure_waits_until_removed_rows_are_put_back(world: World) -> None:
+    with TransactionProducer(world.store, producer_group=GROUP, clock=world.clock) as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message(TOPIC, b"old", keys="c7"))
+        transaction.prepare()
+        transaction.commit()
+        world.publisher.run_once()
+        transaction = producer.begin_transaction()
+        transaction.send(Message(TOPIC, b"secret", keys="c7"))
+        transaction.prepare()
+        transaction.commit()
+    world.table("half").delete()
+
+    with pytest.raises(ErasureRefusedError, match="removed rows of half"):
+        Erasure(world.store, "c7", clock=world.clock).apply(reason="asked for")
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"), [({"size": None}, [b"1", b"2"]), ({"partitionValues": None}, [b"1"])]
+)
+def test_removal_that_says_little_of_its_file_stops_nobody(
+    world: World, change: dict[str, object], texts: list[bytes]
+) -> None:
+    world.send(b"1")
+    world.publisher.run_once()
+    world.send(b"2")
+    path = Path(world.store.location, "half", commit_path(world.table("half").version() + 1))
+    world.table("half").delete()
+    actions = [json.loads(line) for line in path.read_text().splitlines()]
+    for action in actions:
+        if "remove" in action:
+            action["remove"] |= change
+    path.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    world.send(b"3")
+
+    world.new_publisher().run_once()
+
+    assert world.bodies() == [*texts, b"3"]
 
 
 # --- settled --------------------------------------------------------------------------------------
@@ -383,6 +526,36 @@ def test_two_publishers_put_the_same_facts_back_once(world: World) -> None:
     other.run_once()
 
     assert world.table("settled").to_pyarrow_table().num_rows == 2
+
+
+def test_facts_of_an_earlier_txmq_are_put_back_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            SettledLog, "_append", lambda log, rows, marks: log.table.writer.swap(rows, marks)
+        )
+        (transaction_id,) = world.send(b"1")
+        world.publisher.run_once()
+    world.new_publisher().run_once()
+    world.table("settled").delete()
+    world.claim(transaction_id)
+
+    world.new_publisher().run_once()
+
+    assert world.bodies() == [b"1"]
+
+
+@pytest.mark.parametrize("change", [{"state": "'x'"}, {"life": "NULL"}])
+def test_fact_that_was_made_none_is_put_back(world: World, change: dict[str, str]) -> None:
+    (transaction_id,) = world.send(b"1")
+    world.publisher.run_once()
+    world.table("settled").update(updates=change)
+    world.claim(transaction_id)
+
+    world.publisher.run_once()
+
+    assert world.bodies() == [b"1"]
 
 
 def test_facts_whose_file_is_gone_too_stop_the_publisher(world: World) -> None:

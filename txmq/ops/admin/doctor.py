@@ -287,7 +287,7 @@ def findings_of_removals(store: Store) -> Iterator[Finding]:
         return
     for name, version in removals:
         problem = f"lacks rows that another program removed in commit {version}"
-        step = "run a broker or txmq publish, which puts them back; do not vacuum before"
+        step = "run a broker (txmq serve), which puts them back; do not vacuum before"
         yield Finding(name, problem, step)
     if is_lost:
         problem = f"lacks rows that another program removed in commit {seen.lost}"
