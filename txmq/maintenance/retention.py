@@ -129,7 +129,7 @@ class Retention:
             return Retained()
         # Only rows that are published everywhere may be removed.
         version = published_up_to(self._store)
-        if self._somebody_lags(version):
+        if self._somebody_lags(version) or self._lacks_rows():
             return Retained()
         expired = self._expire(half_days)
         gone_half = self._remove_halves(half_days, version)
@@ -167,6 +167,12 @@ class Retention:
             return version < self._op.table.version
         age_ms = self._clock.now_ms() - affine(self._clock).at(received_ms)
         return age_ms > self._reserved_ms / 2
+
+    def _lacks_rows(self) -> bool:
+        """Tell whether rows that another program removed may have to be put back first."""
+        settled, half = self._logs.settled, self._half.log
+        removals = half.removals_after(settled.half_seen.version)
+        return bool(removals or settled.table.log.removals_after(settled.whole_through))
 
     # --- expiry -------------------------------------------------------------------------------
 

@@ -70,6 +70,9 @@ class RemovedRows:
         except CommitRefusedError:
             # Another publisher puts them back; `check_whole` tells if it does not.
             settled.table.refresh()
+        except SourceRestoredError as error:
+            problem, cure = str(error).partition(": ")[2], "this file, or the store from a backup"
+            raise SourceRestoredError("settled", f"{problem}: restore {cure}") from error
 
     def _put_back_facts(self, version: int) -> None:
         settled, count = self._settled, 0
@@ -186,20 +189,26 @@ class RemovedRows:
 def _rows_of(table: Table, file: DataFile, version: int) -> Iterator[pa.Table]:
     """Yield the rows of a file that a commit removed, in pieces; memory holds one.
 
-    Raises: SourceRestoredError if the file is gone or no Parquet; StorageError if not readable now.
+    Raises: SourceRestoredError if the file is gone or damaged; StorageError if not readable now.
     """
     problem = f"another program removed rows in {commit_path(version)}, and {file.path}"
     if None in file.partition.values():
-        cure = "which held them is named without its partition: restore the table from a backup"
-        raise SourceRestoredError(table.name, f"{problem} {cure}")
+        problem = f"{problem}, which held them, is named without its partition"
+        raise SourceRestoredError(table.name, problem)
     try:
         for rows in table.rows.pieces([file], table.schema.columns.names):
             yield sound_rows(rows, ("transaction_id", "sequence"))
     except StorageError as error:
-        if not (isinstance(error.__cause__, pa.ArrowInvalid) or table.folder.lacks(file.path)):
+        if not (_is_damage(error.__cause__) or table.folder.lacks(file.path)):
             raise
-        cure = "which held them is gone or damaged: restore this file, or the store from a backup"
-        raise SourceRestoredError(table.name, f"{problem} {cure}") from error
+        problem = f"{problem}, which held them, is gone or damaged"
+        raise SourceRestoredError(table.name, problem) from error
+
+
+def _is_damage(cause: BaseException | None) -> bool:
+    """Tell whether a file was read and is no Parquet; errors of a system have a number."""
+    is_parsing = isinstance(cause, OSError) and cause.errno is None and not cause.filename
+    return isinstance(cause, pa.ArrowInvalid) or is_parsing
 
 
 def _keys(rows: pa.Table, key: Sequence[str]) -> pa.ChunkedArray:

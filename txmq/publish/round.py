@@ -98,10 +98,12 @@ class PublishRound:
         self._op.refresh()
         self._progress = PublishProgress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = self._news_s = time.monotonic()
-        self._half_looked_s = -math.inf
+        self._half_due_s = -math.inf
+        self._half_interval_s = REMOTE_INTERVAL_S if store.is_remote else INTERVAL_S
         self._pauses = RetryPauses(store.config.park_retry_interval_s)
         self._removed_rows = RemovedRows(store, self._logs)
-        self._waiting = WaitingTransactions(store, self._logs, clock)
+        check_rows = self._removed_rows.check_half
+        self._waiting = WaitingTransactions(store, self._logs, clock, check_rows)
         keep = self._waiting.keep_problems
         self._topics = TopicWriter(store, self._op, clock, engines, keep, watch=watch)
         self._topics.ends.update(self._progress.ends)
@@ -140,6 +142,8 @@ class PublishRound:
         interval_s = self._store.look_interval_s(busy_s)
         quiet_s = self._store.look_interval_s(busy_s * QUIET_FACTOR, is_idle=True)
         while not self._op.table.log.has_news() and (now_s := time.monotonic()) < deadline_s:
+            if self._has_half_news():
+                return
             is_quiet = now_s - self._news_s >= QUIET_AFTER_S
             if stopping.wait(quiet_s if is_quiet else interval_s):
                 return
@@ -209,6 +213,7 @@ class PublishRound:
         """Put back what open and unpublished transactions need of the half log that is pinned."""
         if not self._removed_rows.has_half_removals():
             return
+        check_half(self._half.table, self._settled)
         seen = self._settled.set_aside_count
         aside = read_set_aside(self._store.tables, seen).transactions.keys() | self._waiting.held
         low, parked = self._progress.low_water_version, self._progress.parked.values()
@@ -217,15 +222,24 @@ class PublishRound:
 
     def _look_at_half(self) -> None:
         """Put halves back where nothing is settled meanwhile, and say so: up to one commit."""
-        interval_s = REMOTE_INTERVAL_S if self._store.is_remote else INTERVAL_S
-        if time.monotonic() - self._half_looked_s < interval_s:
+        if time.monotonic() < self._half_due_s:
             return
-        self._half_looked_s = time.monotonic()
+        self._half_due_s = time.monotonic() + self._half_interval_s
         self._half.table.refresh()
         self._put_back_halves()
         if self._half.table.log.removals_after(self._settled.half_seen.version):
+            check_half(self._half.table, self._settled)
             with suppress(CommitRefusedError):
                 self._settled.see_half(self._removed_rows.half_seen())
+
+    def _has_half_news(self) -> bool:
+        """Tell whether `_look_at_half` has something to look at; one lookup at a time."""
+        if time.monotonic() < self._half_due_s:
+            return False
+        if self._half.table.log.has_news():
+            return True
+        self._half_due_s = time.monotonic() + self._half_interval_s
+        return False
 
     def _decided(self, claims: pa.Table, unknown: pa.Table) -> Settlement:
         """Settle the claims; set transactions aside that make settling fail."""

@@ -49,8 +49,11 @@ class WaitingTransactions:
     `keep_problems` is safe for several threads; the rest is for the publisher's own.
     """
 
-    def __init__(self, store: Store, logs: Logs, clock: Clock) -> None:
-        """Read the register."""
+    def __init__(
+        self, store: Store, logs: Logs, clock: Clock, check_half: Callable[[], None]
+    ) -> None:
+        """Read the register; `check_half` raises if the half log moved behind a removal."""
+        self._check_half = check_half
         self._store, self._logs, self._clock = store, logs, clock
         self._half, self._op, self._schedule = logs.half, logs.op, logs.schedule
         self._settled = logs.settled
@@ -196,6 +199,7 @@ class WaitingTransactions:
             claims, self._half, self._settled, now_ms, self._schedule, waiting,
             received_ms=received_ms,
         )  # fmt: skip
+        self._check_half()
         undecided = {
             name for rows in settlement.undecided for name in rows["transaction_id"].to_pylist()
         }
@@ -224,6 +228,7 @@ class WaitingTransactions:
         given_up = given_up_by(entries)
         plans, strange = self._plans(entries, self._facts(entries, low))
         fingerprint = commit_fingerprint(self._op.table, low)
+        self._check_half()
         result, waiting = PublishResult(), {*plans.missing, *strange}
         topics.expect(plans.topics())
         goal = Goal(plans, NOTHING, low, fingerprint)

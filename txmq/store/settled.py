@@ -264,16 +264,13 @@ class SettledLog:
 
         Raises: CommitRefusedError if another publisher was faster.
         """
-        half = half_seen or HalfSeen()
         marks = {
             self._fingerprint_id: fingerprint,
             SET_ASIDE_MARK: set_aside_count,
-            HALF_MARK: half_seen and half.version,
-            HALF_FINGERPRINT: half.fingerprint,
-            HALF_LOST: None if half.lost == NOTHING else half.lost,
         }
         more = {name: number for name, number in marks.items() if number is not None}
-        self._append(rows, {self.mark_id: mark, **more})
+        half = {} if half_seen is None else _marks_of(half_seen)
+        self._append(rows, {self.mark_id: mark, **more, **half})
 
     def add(self, rows: pa.Table, set_aside_count: int) -> None:
         """Append the facts of transactions that waited, in one commit; the mark stays.
@@ -287,7 +284,7 @@ class SettledLog:
 
         Raises: CommitRefusedError if another publisher was faster.
         """
-        self.swap(SETTLED.columns.empty_table(), self.mark, self.fingerprint, half_seen=half_seen)
+        self._append(SETTLED.columns.empty_table(), _marks_of(half_seen))
 
     def put_back(self, rows: pa.Table, whole_through: int) -> None:
         """Append facts that another program removed, in one commit.
@@ -300,6 +297,12 @@ class SettledLog:
     def _append(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         self._check_removals()
         self.table.writer.swap(rows, {**marks, WHOLE_MARK: self.table.version})
+
+
+def _marks_of(half_seen: HalfSeen) -> dict[str, int]:
+    marks = {HALF_MARK: half_seen.version, HALF_FINGERPRINT: half_seen.fingerprint}
+    lost = {} if half_seen.lost == NOTHING else {HALF_LOST: half_seen.lost}
+    return {name: number for name, number in marks.items() if number is not None} | lost
 
 
 def _life_key(facts: pa.Table) -> pa.ChunkedArray:

@@ -370,7 +370,9 @@ def test_lost_halves_of_a_committed_transaction_are_told(store: Store) -> None:
     claim(store, op_row(1))
     with failing_commits(1, error=BROKEN, table="order-paid"):
         Publisher(store, clock=ManualClock()).run_once()
-    DeltaTable(f"{store.location}/half").delete("sequence = 0")
+    half = DeltaTable(f"{store.location}/half")
+    half.delete("sequence = 0")
+    half.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
     clock = ManualClock()
     clock.advance(3600)

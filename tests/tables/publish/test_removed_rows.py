@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -66,7 +70,9 @@ class World:
     """A store, its publisher, and one clock."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.clock = store, ManualClock()
+        self.store = store
+        # Retention goes by the times of the store's files.
+        self.clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
         self.publisher = self.new_publisher()
 
     def new_publisher(self) -> Publisher:
@@ -239,7 +245,8 @@ def test_halves_whose_file_is_gone_too_stop_nobody_else(world: World, *, is_gone
     files = [Path(uri.removeprefix("file://")) for uri in world.table("half").file_uris()]
     world.table("half").delete()
     for file in files:
-        file.unlink() if is_gone else file.write_bytes(b"x" * 50)
+        content = file.read_bytes()
+        file.unlink() if is_gone else file.write_bytes(content[:200] + b"x" * 80 + content[280:])
     world.send(b"2")
 
     world.publisher.run_once()
@@ -312,11 +319,13 @@ def test_idle_publisher_puts_halves_back(world: World) -> None:
     world.send(b"1")
     world.publisher.run_once()
     (open_id,) = world.send(b"open", commit=False)
-    world.table("half").delete()
+    world.table("half").delete("body = 'open'")
 
     world.new_publisher().run_once()
 
     assert "half" not in world.findings()
+    results = verify(world.store.location).results
+    assert [each.invariant for each in results if each.violation_count] == ["I17"]
     rows = open_transactions(world.store, clock=world.clock)
     assert rows["transaction_id"].to_pylist() == [open_id]
 
@@ -400,6 +409,72 @@ def test_rows_that_old_days_keep_are_put_back_though_later_days_are_gone(world: 
 
     assert world.bodies().count(b"shown") == 1
     assert open_id
+
+
+@pytest.mark.parametrize("predicate", [None, "body = 'open'"])
+def test_retention_waits_until_removed_rows_are_put_back(
+    world: World, predicate: str | None
+) -> None:
+    world.send(b"shown")
+    (rolled_back,) = world.send(b"rolled back", commit=False)
+    world.claim(rolled_back, ClaimKind.ROLLBACK)
+    world.send(b"open", commit=False)
+    world.publisher.run_once()
+    world.clock.advance(86_400 * 10)
+    world.publisher.run_once()
+    world.table("half").delete(predicate)
+
+    for _ in range(3):
+        Retention(world.store, world.clock).run()
+        world.clock.advance(86_400)
+        world.new_publisher().run_once()
+
+    assert world.bodies() == [b"shown"]
+    assert bodies(world.store, DEAD) == [b"open"]
+
+
+def test_service_that_waits_looks_at_half(world: World) -> None:
+    rounds = world.publisher._rounds()
+    rounds.advance(threading.Event())
+    rounds._half_due_s = -math.inf
+    world.send(b"open", commit=False)
+    world.table("half").delete()
+
+    rounds.wait_for_news(threading.Event(), math.inf)
+
+    assert rounds._has_half_news()
+
+
+def test_retry_beside_a_removal_loses_no_commit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send(b"0")
+    world.publisher.run_once()
+    before = set(world.table("half").file_uris())
+    world.send(b"A")
+    (uri,) = set(world.table("half").file_uris()) - before
+    file = Path(uri.removeprefix("file://"))
+    away = file.rename(file.with_suffix(".away"))
+    world.publisher.run_once()
+    waiting = world.publisher._rounds()._waiting
+    retry = waiting.retry
+
+    def beside(*values: Any) -> object:
+        away.rename(file)
+        world.table("half").delete()
+        file.rename(away)
+        return retry(*values)
+
+    monkeypatch.setattr(waiting, "retry", beside)
+    world.clock.advance(world.store.config.park_retry_interval_s * 40)
+    with pytest.raises(StorageError, match="the next round puts them back"):
+        world.publisher.run_once()
+    monkeypatch.undo()
+    away.rename(file)
+    world.clock.advance(world.store.config.park_retry_interval_s * 40)
+    world.new_publisher().run_once()
+
+    assert world.bodies() == [b"0", b"A"]
 
 
 def test_erasure_waits_until_removed_rows_are_put_back(world: World) -> None:
