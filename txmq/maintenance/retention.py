@@ -170,9 +170,8 @@ class Retention:
 
     def _lacks_rows(self) -> bool:
         """Tell whether rows that another program removed may have to be put back first."""
-        settled, half = self._logs.settled, self._half.log
-        removals = half.removals_after(settled.half_seen.version)
-        return bool(removals or settled.table.log.removals_after(settled.whole_through))
+        settled = self._logs.settled
+        return bool(settled.half_removals(self._half) or settled.removals())
 
     # --- expiry -------------------------------------------------------------------------------
 

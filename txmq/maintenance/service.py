@@ -191,6 +191,7 @@ class Maintenance(OfOneProcess):
             return []
         tables = self.store.tables
         settled = tables.settled_log(tables.op_log().table.log.table_id)
+        # By the handle that is kept: what it followed is not read again.
         seen = settled.half_seen.version if path == "half" else settled.whole_through
         return table.log.removals_after(seen)
 

@@ -65,7 +65,7 @@ class RemovedRows:
         try:
             if not settled.is_looked_at:
                 settled.put_back(SETTLED.columns.empty_table(), settled.whole_through)
-            for version in settled.table.log.removals_after(settled.whole_through):
+            for version in settled.removals():
                 self._put_back_facts(version)
         except CommitRefusedError:
             # Another publisher puts them back; `check_whole` tells if it does not.

@@ -227,7 +227,7 @@ class PublishRound:
         self._half_due_s = time.monotonic() + self._half_interval_s
         self._half.table.refresh()
         self._put_back_halves()
-        if self._half.table.log.removals_after(self._settled.half_seen.version):
+        if self._settled.half_removals(self._half.table):
             check_half(self._half.table, self._settled)
             with suppress(CommitRefusedError):
                 self._settled.see_half(self._removed_rows.half_seen())

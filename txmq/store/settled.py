@@ -205,8 +205,16 @@ class SettledLog:
                 cure = "restore this file; until then nothing is published and nothing skipped"
                 raise StorageError("settled", f"{commit_path(version)} lost its content: {cure}")
 
+    def removals(self) -> list[int]:
+        """List the commits by which other programs removed facts that nobody has put back yet."""
+        return self.table.log.removals_after(self.whole_through)
+
+    def half_removals(self, half: Table) -> list[int]:
+        """List the commits of the half log by which other programs removed rows, likewise."""
+        return half.log.removals_after(self.half_seen.version)
+
     def _check_removals(self) -> None:
-        for version in self.table.log.removals_after(self.whole_through):
+        for version in self.removals():
             problem = f"another program removed facts in {commit_path(version)}"
             raise StorageError("settled", f"{problem}; the next round puts them back")
 

@@ -33,6 +33,7 @@ from txmq.ops.admin.erasure import Erasure
 from txmq.ops.admin.status import Admin
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.publish.round import PublishRound
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.config import Config
 from txmq.store.op import OpRow
@@ -95,6 +96,13 @@ class World:
         row = OpRow(transaction_id, kind, GROUP, ClaimSource.PRODUCER, self.clock.now_ms(), life)
         ClaimWriter(self.store.tables.op_log(), "producer", 4).append([row])
 
+    def settle(self) -> PublishRound:
+        """Settle the claims that are there, and publish nothing; the round of the publisher."""
+        rounds = self.publisher._rounds()
+        rounds._logs.refresh_claims()
+        rounds._settle(rounds._op.table.version)
+        return rounds
+
     def table(self, name: str) -> DeltaTable:
         return DeltaTable(str(Path(self.store.location, name)))
 
@@ -153,9 +161,7 @@ def test_halves_of_what_is_published_are_not_put_back(world: World) -> None:
 
 def test_halves_that_go_between_settling_and_planning_are_published(world: World) -> None:
     world.send(b"1")
-    rounds = world.publisher._rounds()
-    rounds._logs.refresh_claims()
-    rounds._settle(rounds._op.table.version)
+    world.settle()
     world.table("half").delete()
 
     world.publisher.run_once()
@@ -339,9 +345,7 @@ def test_halves_of_dead_letters_are_put_back(world: World, *, is_parked: bool) -
         with failing_commits(1, error=DeltaError("no space"), table=DEAD):
             world.publisher.run_once()
     else:
-        rounds = world.publisher._rounds()
-        rounds._logs.refresh_claims()
-        rounds._settle(rounds._op.table.version)
+        world.settle()
     world.table("half").delete()
     world.publisher = world.new_publisher()
 
@@ -374,9 +378,7 @@ def test_what_one_publisher_set_aside_another_one_puts_back(world: World) -> Non
     world.publisher.run_once()
     other.run_once()
     world.send(b"lost")
-    rounds = world.publisher._rounds()
-    rounds._logs.refresh_claims()
-    rounds._settle(rounds._op.table.version)
+    rounds = world.settle()
     world.table("half").delete()
     rounds._publish()
     rounds.keep_progress()
@@ -549,9 +551,7 @@ def test_nothing_is_published_twice_after_facts_were_removed(
 
 def test_fact_that_goes_before_its_message_is_published_is_not_passed_over(world: World) -> None:
     world.send(b"1")
-    rounds = world.publisher._rounds()
-    rounds._logs.refresh_claims()
-    rounds._settle(rounds._op.table.version)
+    world.settle()
     world.table("settled").delete()
 
     world.new_publisher().run_once()

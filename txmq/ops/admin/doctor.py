@@ -278,9 +278,9 @@ def findings_of_removals(store: Store) -> Iterator[Finding]:
     half = store.tables.half_log().table
     try:
         settled = store.tables.settled_log(store.tables.op_log().table.log.table_id)
-        seen, settled_log = settled.half_seen, settled.table.log
-        removals = [("half", version) for version in half.log.removals_after(seen.version)]
-        removals += [("settled", at) for at in settled_log.removals_after(settled.whole_through)]
+        seen = settled.half_seen
+        removals = [("half", version) for version in settled.half_removals(half)]
+        removals += [("settled", version) for version in settled.removals()]
         is_lost = seen.lost != NOTHING and half.folder.has_commit(seen.lost)
     except TxmqError:
         # A table that cannot be read is a finding of its own.

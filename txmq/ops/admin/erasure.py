@@ -413,7 +413,7 @@ def refuse_open(store: Store, transaction_ids: Collection[str]) -> None:
     logs = store.tables.logs()
     ids = pa.array(sorted(transaction_ids), pa.string())
     logs.refresh()
-    if removals := logs.half.table.log.removals_after(logs.settled.half_seen.version):
+    if removals := logs.settled.half_removals(logs.half.table):
         problem = f"another program removed rows of half in commit {removals[0]}"
         problem = f"{problem}, which a broker puts back: run one (txmq serve), then try again"
         raise ErasureRefusedError(ids.to_pylist(), problem)
