@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.actions import commit_path
+from txmq.delta.actions import REWRITE_MARK, commit_path
 from txmq.delta.files import DataFile
 from txmq.delta.log_files import commit_fingerprint
 from txmq.delta.table import Table
@@ -46,6 +46,7 @@ class RemovedRows:
 
     def __init__(self, store: Store, logs: Logs) -> None:
         """Open nothing."""
+        self._store = store
         self._half, self._op, self._settled = logs.half.table, logs.op.table, logs.settled
         self._forgotten = Forgotten(store)
         # Up to which version of half this publisher has looked, and which lost rows for good.
@@ -112,6 +113,8 @@ class RemovedRows:
         """
         self._lost = max(self._lost, self._settled.half_seen.lost)
         while versions := self._half_removals():
+            if self._has_been_looked_at(versions[0]):
+                continue
             try:
                 self._put_back_halves(versions[0], low, waiting)
             except CommitRefusedError:
@@ -120,6 +123,21 @@ class RemovedRows:
                 continue
             self._looked = versions[0]
             self._half.refresh()
+
+    def _has_been_looked_at(self, version: int) -> bool:
+        """Tell whether another publisher has put back what this commit of half removed.
+
+        An erasure may have gone over half behind it. So settled is read after half was pinned, and
+        the commit that puts rows back is refused if files of half were rewritten since.
+        """
+        settled = self._store.tables.logs().settled
+        settled.table.refresh()
+        seen = settled.half_seen
+        if seen.version < version:
+            return False
+        self._looked, self._lost = seen.version, max(self._lost, seen.lost)
+        self._half.refresh()
+        return True
 
     def half_seen(self) -> HalfSeen:
         """Return what the next settled commit says of the half log. Raises: as `check_half`."""
@@ -142,7 +160,8 @@ class RemovedRows:
                     halves = self._missing(self._half, needed, KEY_OF_HALF)
                     count += halves.num_rows
                     if halves.num_rows:
-                        self._half.writer.swap(halves, {PUT_BACK_MARK: version})
+                        rewrites = {REWRITE_MARK: self._half.log.mark(REWRITE_MARK) or 0}
+                        self._half.writer.swap(halves, {PUT_BACK_MARK: version, **rewrites})
             except SourceRestoredError as error:
                 logger.error("%s; its transactions have no effect", error)  # noqa: TRY400 - its text
                 self._lost = version

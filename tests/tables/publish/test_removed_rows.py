@@ -40,7 +40,7 @@ from txmq.store.op import OpRow
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import SettledLog
 from txmq.store.store import Store
-from txmq.testing import ManualClock, failing_commits
+from txmq.testing import ManualClock, before_commit, failing_commits
 from txmq.verify import verify
 
 TOPIC = "orders"
@@ -494,6 +494,38 @@ def test_erasure_waits_until_removed_rows_are_put_back(world: World) -> None:
 
     with pytest.raises(ErasureRefusedError, match="removed rows of half"):
         Erasure(world.store, "c7", clock=world.clock).apply(reason="asked for")
+
+
+@pytest.mark.parametrize("moment", ["before it looks", "before its commit"])
+def test_publisher_that_is_behind_brings_nothing_back_that_was_erased(
+    world: World, moment: str
+) -> None:
+    behind = world.new_publisher()
+    behind.run_once()
+    with TransactionProducer(world.store, producer_group=GROUP, clock=world.clock) as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message(TOPIC, b"secret", keys="c7"))
+        transaction.prepare()
+        transaction.commit()
+    world.publisher.run_once()
+    world.table("half").delete()
+
+    def erase_behind_another_publisher() -> None:
+        world.publisher._rounds()._half_due_s = -math.inf
+        world.publisher.run_once()
+        Erasure(world.store, "c7", clock=world.clock).apply(reason="asked for")
+
+    if moment == "before its commit":
+        with before_commit(erase_behind_another_publisher, table="half"):
+            behind.run_once()
+    else:
+        rounds = behind._rounds()
+        rounds._logs.refresh_claims()
+        erase_behind_another_publisher()
+        rounds._publish()
+
+    assert world.bodies() == [b""]
+    assert b"secret" not in world.table("half").to_pyarrow_table()["body"].to_pylist()
 
 
 @pytest.mark.parametrize(
