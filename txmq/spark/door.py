@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from txmq.producer.routing import DataFrameSend
     from txmq.publish.plan import DistributedEngine
     from txmq.store.store import Store
+    from txmq.user_data.delta_inbox import BatchMarks
     from txmq.user_data.markers import DeltaMarkers
 
 
@@ -91,3 +92,10 @@ def marked_table(spark: SparkSession, name: str, location: str) -> DeltaMarkers:
     from txmq.spark.marked_table import SparkMarkedTable
 
     return SparkMarkedTable(spark, name, location)
+
+
+def batch_marks(spark: SparkSession, name: str, location: str) -> BatchMarks:
+    """Return the marks of micro-batches in a user's table, which Spark reads."""
+    from txmq.spark.marked_table import SparkBatchMarks
+
+    return SparkBatchMarks(spark, name, location)

@@ -14,12 +14,14 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from txmq.delta.actions import BY_TIME, RESTORE
+from txmq.delta.actions import BY_TIME, EMPTY_COMMIT, RESTORE
 from txmq.errors import LocalTransactionError, StorageError, StoreNotFoundError, shown
 from txmq.ground.fail_points import FailPoint, reached
-from txmq.user_data.delta_marker import MISSING_TABLE, is_name_in_catalog
+from txmq.user_data.delta_inbox import batch_said
+from txmq.user_data.delta_marker import MISSING_TABLE, PastCommit, is_name_in_catalog
 from txmq.user_data.markers import (
     DONE,
     FENCED,
@@ -238,6 +240,57 @@ class SparkMarkedTable:
             said = (str(error).strip().splitlines() or [kind])[0]
             problem = f"{self.location}: Spark could not {verb} it ({kind}: {shown(said)})"
             raise StorageError(self._name, problem) from error
+
+
+class SparkBatchMarks(SparkMarkedTable):
+    """The marks of micro-batches in a user's Delta table, by what their writes say of themselves.
+
+    A write whose `userMetadata` the user replaced is not known; Delta passes over its batch all the
+    same when it comes again.
+    """
+
+    def reopen(self) -> Self:
+        """Look at the newest history from now on."""
+        self.check_markable()
+        self._steps, self._is_whole = iter(HISTORY_STEPS), False
+        self._writes = self._history(next(self._steps))
+        return self
+
+    @property
+    def version(self) -> int:
+        """The version of the table that is looked at."""
+        return self._writes[0].version
+
+    def mark(self, name: str) -> int | None:
+        """Return the number of the last batch; None where the history has none."""
+        numbers = (past.commit.marks.get(name) for past in self.commits_back() if past.commit)
+        return next((number for number in numbers if number is not None), None)
+
+    def may_have(self, is_wanted: Callable[[str], bool]) -> bool:  # noqa: ARG002 - of the protocol
+        """Return true: the history alone shows them."""
+        return True
+
+    def commits_back(self) -> Iterator[PastCommit]:
+        """Yield the commits from the newest one that is looked at backwards."""
+        restores = RestoresBack()
+        for write in self._writes_back():
+            undone_by = restores.undone_by(write.version, write.target)
+            commit = replace(EMPTY_COMMIT, marks=batch_said(write.said), user_metadata=write.said)
+            yield PastCommit(write.version, commit, undone_by)
+
+    def _writes_back(self) -> Iterator[PastWrite]:
+        """Read the history in steps, and keep what was read for the next walk."""
+        count = 0
+        while True:
+            yield from self._writes[count:]
+            count = len(self._writes)
+            if self._is_whole:
+                return
+            limit, newest = next(self._steps), self.version
+            writes = self._history(limit)
+            self._is_whole = limit is None or len(writes) < limit
+            # Others may have committed since.
+            self._writes = [write for write in writes if write.version <= newest]
 
 
 class PastWrite(NamedTuple):

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from txmq.delta.actions import BY_TIME, DAMAGES, USER_METADATA, CommitActions
 from txmq.delta.failures import pause
@@ -29,7 +29,7 @@ from txmq.message.received import (
     note_effect,
     origin_place,
 )
-from txmq.user_data.delta_marker import MarkedTable
+from txmq.user_data.delta_marker import MarkedTable, PastCommit
 from txmq.user_data.markers import (
     APP_ID_OPTION,
     APP_ID_SETTING,
@@ -57,11 +57,12 @@ _BATCH_MARK = _BATCH_MARKS + "{checkpoint}"
 _FOLLOWED_MARK = _MARKS + "restore"
 # Begins what a write of Spark says of its batch: a text of JSON, as the note of other writes.
 _BATCH_SAID = "txmq "
+_NAME = "the inbox's table"
 # The number of a mark whose commits are all undone.
 _NONE = -1
 # What a commit says beside the messages that it names: the version that its writer had read, and
-# of a batch the digest of its rows.
-_READ, _ROWS = "read", "rows"
+# of a batch its mark, its number and the digest of its rows.
+_READ, _MARK, _BATCH, _ROWS = "read", "mark", "batch", "rows"
 
 
 class Place(NamedTuple):
@@ -81,17 +82,20 @@ class DeltaInbox:
     effect before its handler failed, and the commits of the table name their messages, also those
     of a handler that hung and went on after its message was sent back (decision 0064).
 
-    `foreachBatch` uses `batch_options` or `batch_sql`.
+    `foreachBatch` uses `batch_options` or `batch_sql`, also for a table that only Spark can open:
+    by its name in a catalog, managed by it, without credentials of this process.
 
     Not safe for several threads.
 
     Args:
         consumer_group: the name of the group, `tenant%name` inside a namespace.
-        location: the location of the table, which must not have the property
-            `delta.setTransactionRetentionDuration`.
+        location: the location of the table, or with `spark` its name in a catalog. It must not have
+            the property `delta.setTransactionRetentionDuration`.
         storage_options: the options to reach the location.
+        spark: reads the marks, by the history of the table; then micro-batches alone can use the
+            inbox.
 
-    Raises: InvalidNameError.
+    Raises: InvalidNameError; UnsupportedPlaceError for a name without a session.
 
     Example:
         >>> inbox = DeltaInbox("billing", "/data/bookings")
@@ -105,10 +109,16 @@ class DeltaInbox:
         location: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, str] | None = None,
+        spark: SparkSession | None = None,
     ) -> None:
         """Check the name; nothing is opened; 0 commits."""
         self.consumer_group = stored_group(consumer_group)
-        self._table = InboxTable("the inbox's table", os.fspath(location), storage_options)
+        self._location, self._spark = os.fspath(location), spark
+        if spark is None:
+            self._table = InboxTable(_NAME, self._location, storage_options)
+            self._batches: BatchMarks = self._table
+        else:
+            self._batches = spark_room().batch_marks(spark, _NAME, self._location)
 
     # --- members ------------------------------------------------------------------------------
 
@@ -242,6 +252,7 @@ class DeltaInbox:
             StorageError: the table cannot be read or written, or its log does not have the version
                 of the RESTORE any more.
         """
+        self._refuse_members()
         table = self._table.reopen()
 
         def compute() -> dict[str, int]:
@@ -287,8 +298,7 @@ class DeltaInbox:
                 this batch with other rows.
             StorageError: the table cannot be read.
         """
-        name = self._next_batch(batch_id, checkpoint)
-        said = self._said_of(rows, batch_id, name)
+        name, said = self._next_batch(batch_id, checkpoint, rows)
         return {APP_ID_OPTION: name, VERSION_OPTION: str(batch_id), USER_METADATA: said}
 
     @contextmanager
@@ -313,10 +323,9 @@ class DeltaInbox:
         Raises: as `batch_options`; InboxError for a second statement; EnvironmentProblemError if
             the session refuses the marker's settings, as on serverless compute.
         """
-        name = self._next_batch(batch_id, checkpoint)
+        name, said = self._next_batch(batch_id, checkpoint, rows)
         problem = "one batch_sql block marks one statement; Spark would skip a second one"
-        second = InboxError(self._table.location, problem)
-        said = self._said_of(rows, batch_id, name)
+        second = InboxError(self._location, problem)
         settings = {
             APP_ID_SETTING: name,
             VERSION_SETTING: str(batch_id),
@@ -334,19 +343,16 @@ class DeltaInbox:
 
         Raises: InboxError, StorageError.
         """
-        done = self._opened().mark(self._batch_mark(batch_id, checkpoint))
+        name = self._batch_mark(batch_id, checkpoint)
+        done = self._batches_of(name).mark(name)
         return done is not None and done >= batch_id
 
     # --- helpers ------------------------------------------------------------------------------
 
     def _opened(self) -> InboxTable:
+        self._refuse_members()
         table = self._table.reopen()
-        if table.marker_retention_s is not None:
-            problem = (
-                "unset delta.setTransactionRetentionDuration: with it the table forgets which "
-                "messages have taken effect"
-            )
-            raise InboxError(table.location, problem)
+        _check_keeps_marks(table)
         for restore in self._undone(table).values():
             problem = (
                 f"effects of this group are undone: {restore}; then let the group go back, if they "
@@ -355,11 +361,32 @@ class DeltaInbox:
             raise InboxError(table.location, problem)
         return table
 
+    def _refuse_members(self) -> None:
+        if self._spark is not None:
+            problem = (
+                "Spark reads its marks, and members write by delta-rs; use batch_options() or "
+                "batch_sql(), or give the path of the table without spark="
+            )
+            raise InboxError(self._location, problem)
+
     def _undone(self, table: InboxTable) -> dict[str, Restore]:
         patterns = (_MARKS, _BATCH_MARKS)
-        return table.undone_marks(
-            tuple(pattern.format(group=self.consumer_group) for pattern in patterns)
-        )
+        prefixes = tuple(pattern.format(group=self.consumer_group) for pattern in patterns)
+        return undone_marks(table, lambda name: name.startswith(prefixes))
+
+    def _batches_of(self, mark: str) -> BatchMarks:
+        """Open the table for the batches of one checkpoint."""
+        if self._spark is None:
+            return self._opened()
+        table = self._batches.reopen()
+        _check_keeps_marks(table)
+        for restore in undone_marks(table, mark.__eq__).values():
+            problem = (
+                f"batches of this checkpoint are undone: {restore}; then give the checkpoint of "
+                "that time another name, and its later messages have their effects again"
+            )
+            raise InboxError(table.location, problem)
+        return table
 
     @property
     def _followed_mark(self) -> str:
@@ -455,7 +482,7 @@ class DeltaInbox:
         return _QUEUE_MARK.format(group=self.consumer_group, topic=topic, queue=queue_id)
 
     def _batch_mark(self, batch_id: object, checkpoint: object) -> str:
-        where = self._table.location
+        where = self._location
         # bool is an int in Python.
         if not isinstance(batch_id, int) or isinstance(batch_id, bool) or batch_id < 0:
             problem = f"batch_id must be the number that foreachBatch passes, not {shown(batch_id)}"
@@ -465,32 +492,42 @@ class DeltaInbox:
             raise InboxError(where, f"checkpoint must be {limit}, not {shown(checkpoint)}")
         return _BATCH_MARK.format(group=self.consumer_group, checkpoint=checkpoint)
 
-    def _next_batch(self, batch_id: int, checkpoint: str) -> str:
-        """Return the name of the mark of a batch, which must not lie before the last batch done."""
+    def _next_batch(
+        self, batch_id: int, checkpoint: str, rows: DataFrame | None
+    ) -> tuple[str, str]:
+        """Return the mark of a batch and what its write says; refuse what was done otherwise."""
         name = self._batch_mark(batch_id, checkpoint)
-        done = self._opened().mark(name)
+        table = self._batches_of(name)
+        done = table.mark(name)
         if done is not None and done > batch_id:
             problem = (
                 f"batch {batch_id:,} comes after batch {done:,}, so the query has another "
                 "checkpoint; give that checkpoint another name"
             )
-            raise InboxError(self._table.location, problem)
-        return name
+            raise InboxError(self._location, problem)
+        said: dict[str, object] = {_READ: table.version, _MARK: name, _BATCH: batch_id}
+        if rows is not None:
+            said[_ROWS] = digest = spark_room().digest_of(rows)
+            self._refuse_other_rows(batch_id, digest, rows_of_batch(table, name, batch_id))
+        return name, _BATCH_SAID + json.dumps(said)
 
-    def _said_of(self, rows: DataFrame | None, batch_id: int, mark: str) -> str:
-        """Return what a write says of its batch; refuse other rows than the batch was done with."""
-        said: dict[str, object] = {_READ: self._table.version}
-        if rows is None:
-            return _BATCH_SAID + json.dumps(said)
-        digest, done = spark_room().digest_of(rows), self._table.rows_of_batch(mark, batch_id)
+    def _refuse_other_rows(self, batch_id: int, digest: str, done: str) -> None:
         if done not in ("", digest):
             problem = (
                 f"batch {batch_id:,} is done with other rows (the table has {done}, the query "
                 f"{digest}), so the query has an older or another checkpoint; give that checkpoint "
                 "another name, and its messages have their effects again"
             )
-            raise InboxError(self._table.location, problem)
-        return _BATCH_SAID + json.dumps({**said, _ROWS: digest})
+            raise InboxError(self._location, problem)
+
+
+def _check_keeps_marks(table: BatchMarks) -> None:
+    if table.marker_retention_s is not None:
+        problem = (
+            "unset delta.setTransactionRetentionDuration: with it the table forgets which "
+            "messages have taken effect"
+        )
+        raise InboxError(table.location, problem)
 
 
 def _is_name(value: object) -> bool:
@@ -590,43 +627,9 @@ class InboxTable(MarkedTable):
             slots.append(offset)
         return QueueProgress(mark, max(self.mark(mark) or 0, 0), tuple(slots))
 
-    def undone_marks(self, prefixes: tuple[str, ...]) -> dict[str, Restore]:
-        """Return the marks that a RESTORE left behind although it undid their commits.
-
-        Where it led to a version that an earlier RESTORE had made, the earlier one counts: in that
-        version the marks are still those from before it.
-
-        Reads: commits backwards, up to what the writer of the newest one with such marks had read:
-        it looked itself before it committed. Where that one does not say what it had read, up to
-        one that does. For a new group a few and the newest checkpoint.
-        """
-        undone: dict[str, Restore] = {}
-        seen = -1
-        for past in self.commits_back():
-            if past.commit is None or (past.undone_by is None and past.version <= seen):
-                break
-            if past.version == self.version - FEW_COMMITS and not self._has_marks(prefixes):
-                break
-            marks = [name for name in past.commit.marks if name.startswith(prefixes)]
-            if past.undone_by:
-                undone |= dict.fromkeys(marks, past.undone_by)
-            elif marks:
-                seen = max(seen, _read_version(past.commit))
-        return undone
-
-    def rows_of_batch(self, mark: str, batch_id: int) -> str:
-        """Return the digest of the rows of a batch; empty where nothing is known of them."""
-        for past in self.commits_back() if self.mark(mark) == batch_id else ():
-            if past.undone_by:
-                continue
-            if past.commit is None or past.commit.marks.get(mark, batch_id) != batch_id:
-                break
-            if mark in past.commit.marks:
-                return str(_said_in(past.commit).get(_ROWS, ""))
-        return ""
-
-    def _has_marks(self, prefixes: tuple[str, ...]) -> bool:
-        marks = self._marks_of_log(lambda name: name.startswith(prefixes))
+    def may_have(self, is_wanted: Callable[[str], bool]) -> bool:
+        """Tell whether the table may have marks with such names."""
+        marks = self._marks_of_log(is_wanted)
         return marks is None or bool(marks)
 
     def has_commit(self, progress: Progress) -> bool:
@@ -662,6 +665,82 @@ class InboxTable(MarkedTable):
         return False
 
 
+class BatchMarks(Protocol):
+    """The marks of micro-batches in a user's table, as its files show them or Spark does."""
+
+    location: str
+
+    @property
+    def version(self) -> int:
+        """The version of the table that is looked at."""
+        ...
+
+    @property
+    def marker_retention_s(self) -> float | None:
+        """The time after which Delta may forget a mark; None if it keeps them for ever."""
+        ...
+
+    def reopen(self) -> Self:
+        """Look at the newest version from now on. Raises: StorageError."""
+        ...
+
+    def mark(self, name: str) -> int | None:
+        """Return the number of a mark; None if there is none."""
+        ...
+
+    def may_have(self, is_wanted: Callable[[str], bool]) -> bool:
+        """Tell whether the table may have marks with such names."""
+        ...
+
+    def commits_back(self) -> Iterator[PastCommit]:
+        """Yield the commits from this version backwards, as `MarkedTable.commits_back`."""
+        ...
+
+
+def undone_marks(table: BatchMarks, is_wanted: Callable[[str], bool]) -> dict[str, Restore]:
+    """Return the wanted marks that a RESTORE left behind although it undid their commits.
+
+    Where it led to a version that an earlier RESTORE had made, the earlier one counts: in that
+    version the marks are still those from before it.
+
+    Reads: commits backwards, up to what the writer of the newest one with such marks had read: it
+    looked itself before it committed. Where that one does not say what it had read, up to one that
+    does. For a new group a few and the newest checkpoint.
+    """
+    undone: dict[str, Restore] = {}
+    seen = -1
+    for past in table.commits_back():
+        if past.commit is None or (past.undone_by is None and past.version <= seen):
+            break
+        if past.version == table.version - FEW_COMMITS and not table.may_have(is_wanted):
+            break
+        marks = [name for name in past.commit.marks if is_wanted(name)]
+        if past.undone_by:
+            undone |= dict.fromkeys(marks, past.undone_by)
+        elif marks:
+            seen = max(seen, _read_version(past.commit))
+    return undone
+
+
+def rows_of_batch(table: BatchMarks, mark: str, batch_id: int) -> str:
+    """Return the digest of the rows of a batch; empty where nothing is known of them."""
+    for past in table.commits_back() if table.mark(mark) == batch_id else ():
+        if past.undone_by:
+            continue
+        if past.commit is None or past.commit.marks.get(mark, batch_id) != batch_id:
+            break
+        if mark in past.commit.marks:
+            return str(_said_in(past.commit).get(_ROWS, ""))
+    return ""
+
+
+def batch_said(text: str) -> dict[str, int]:
+    """Return the mark of a micro-batch that a write of Spark says it has; nothing for others."""
+    said = _value_of(text.removeprefix(_BATCH_SAID)) if text.startswith(_BATCH_SAID) else {}
+    mark, number = said.get(_MARK), said.get(_BATCH)
+    return {mark: number} if isinstance(mark, str) and type(number) is int else {}
+
+
 def names_of(places: Iterable[Place], read_version: int) -> str:
     """Name messages in a commit, and the version that its writer had read, as a text of JSON.
 
@@ -681,7 +760,12 @@ def _read_version(commit: CommitActions) -> int:
 def _said_in(commit: CommitActions) -> Mapping[str, Any]:
     """Return what a commit says of its messages or its batch; nothing for what others wrote."""
     said = commit.user_metadata
-    text = commit.note or (said.removeprefix(_BATCH_SAID) if said.startswith(_BATCH_SAID) else "")
+    return _value_of(
+        commit.note or (said.removeprefix(_BATCH_SAID) if said.startswith(_BATCH_SAID) else "")
+    )
+
+
+def _value_of(text: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except DAMAGES:

@@ -232,9 +232,9 @@ def is_name_in_catalog(location: str) -> bool:
 def _check_location(location: str) -> None:
     if is_name_in_catalog(location):
         problem = (
-            "is the name of a table in a catalog, and only a DeltaListener or a transaction with a "
-            "Spark session takes it (spark=); or give its location, which DESCRIBE DETAIL shows, "
-            f"or ./{location} for a folder"
+            "is the name of a table in a catalog, and only a DeltaListener, a DeltaInbox or a "
+            "transaction with a Spark session takes it (spark=); or give its location, which "
+            f"DESCRIBE DETAIL shows, or ./{location} for a folder"
         )
         raise UnsupportedPlaceError(f"table {shown(location)}", problem)
 

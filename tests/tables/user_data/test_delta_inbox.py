@@ -527,7 +527,7 @@ def test_options_name_the_group_and_the_checkpoint(location: str) -> None:
     assert options == {
         "txnAppId": "txmq-inbox-batch/billing/june",
         "txnVersion": "7",
-        "userMetadata": 'txmq {"read": 0}',
+        "userMetadata": ('txmq {"read": 0, "mark": "txmq-inbox-batch/billing/june", "batch": 7}'),
     }
 
 
