@@ -8,6 +8,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 import txmq.testing  # noqa: F401 - arms the fail points
 from txmq.listeners.delta import DeltaListener
 from txmq.producer.producer import TransactionProducer
@@ -30,10 +32,24 @@ def tell(batch: DataFrame, transaction: Transaction) -> None:
     transaction.send_dataframe(messages, topic=TOPIC)
 
 
-def main(location: str, folder: str, dies_after_s: str = "") -> None:
+def kill_all() -> None:
+    """Kill this process, and Java, which is in its group."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def kill_java() -> None:
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "java":
+            process.kill()
+
+
+KILLS = {"all": kill_all, "java": kill_java}
+
+
+def main(location: str, folder: str, dies_after_s: str = "", who: str = "all") -> None:
     """Book payments, one file a micro-batch.
 
-    Ends when all is done; or, with a time, dies so long after its first batch began.
+    Ends when all is done; or, with a time, `who` dies so long after its first batch began.
     """
     booked, began = f"{folder}/booked", threading.Event()
     for_ever = {"processingTime": "0 seconds"}
@@ -46,8 +62,7 @@ def main(location: str, folder: str, dies_after_s: str = "") -> None:
     def begin(batch: DataFrame, transaction: Transaction) -> None:
         if dies_after_s and not began.is_set():
             began.set()
-            # With Java, which is in the group.
-            threading.Timer(float(dies_after_s), os.killpg, (0, signal.SIGKILL)).start()
+            threading.Timer(float(dies_after_s), KILLS[who]).start()
         tell(batch, transaction)
 
     spark = local_session(for_minutes=True)

@@ -128,11 +128,33 @@ def test_each_micro_batch_counts_once_however_often_its_job_is_killed(business: 
         if drawn.random() < 0.5:
             publish(business.store)
 
+    assert_each_file_counts_once_in_the_end(business)
+    if KILLS > 1:
+        claims = log_rows(business.store, "op")
+        assert {row["kind"] for row in claims if row["source"] == "recheck"} == {
+            "COMMIT", "ROLLBACK",
+        }  # fmt: skip
+
+
+def test_each_micro_batch_counts_once_however_often_java_alone_is_killed(
+    business: Business,
+) -> None:
+    drawn = random.Random(SEED)
+    for number in range(KILLS):
+        business.receive()
+        code = business.run_job(f"{drawn.uniform(0, LONGEST_LIFE_S):.3f}", "java")
+        assert code not in (0, -signal.SIGKILL)
+        if number % 2:
+            business.check()
+
+    assert_each_file_counts_once_in_the_end(business)
+
+
+def assert_each_file_counts_once_in_the_end(business: Business) -> None:
     assert business.run_job() == 0
     run_until_all_is_done(
         business.store, Broker(business.store, listeners={GROUP: business.listener})
     )
-
     assert_each_file_counts_once(business)
 
 
@@ -149,10 +171,5 @@ def assert_each_file_counts_once(business: Business) -> None:
     committed = {row["transaction_id"] for row in log_rows(business.store, "settled")
                  if row["state"] == "COMMITTED"}  # fmt: skip
     assert committed == set().union(*transactions.values())
-    if KILLS > 1:
-        claims = log_rows(business.store, "op")
-        assert {row["kind"] for row in claims if row["source"] == "recheck"} == {
-            "COMMIT", "ROLLBACK",
-        }  # fmt: skip
     report = verify(business.store.location)
     assert report.is_clean, report
