@@ -34,6 +34,8 @@ from bench import (
     pending,
     restart,
     retained,
+    sizing,
+    starts,
     thirty_days,
     verify,
 )
@@ -66,6 +68,8 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "restart": restart.measure,
     "retained": retained.measure,
     "large": large.measure,
+    "sizing": sizing.measure,
+    "starts": starts.measure,
     "idle": idle.measure,
     "verify": verify.measure,
 }

@@ -44,9 +44,9 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     for name, store in stores.items():
         for log in LOGS:
             # Each has checkpoints, for to read one takes a while by itself.
-            _leave_marks(store.tables.table_at(log), 1 if name == "fresh" else sizes.gone_processes)
+            leave_marks(store.tables.table_at(log), 1 if name == "fresh" else sizes.gone_processes)
     for log in LOGS:
-        _let_them_be_old(stores["gone"].tables.table_at(log))
+        let_them_be_old(stores["gone"].tables.table_at(log))
     for store in stores.values():
         for log in LOGS:
             # As maintenance does, once all have read them.
@@ -57,7 +57,7 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     return [*_outcomes(samples, "gone", sizes), *_outcomes(samples, "recent", sizes)]
 
 
-def _leave_marks(table: Table, count: int) -> None:
+def leave_marks(table: Table, count: int) -> None:
     """Write the marks of so many sessions, and a checkpoint that has them."""
     table.refresh()
     for _ in range(count // MARKS_OF_A_COMMIT or 1):
@@ -66,7 +66,7 @@ def _leave_marks(table: Table, count: int) -> None:
     table.writer.checkpoint()
 
 
-def _let_them_be_old(table: Table) -> None:
+def let_them_be_old(table: Table) -> None:
     """Let the marks of the last checkpoint be of long ago, and write the next checkpoint."""
     path = Path(table.location, checkpoint_path(table.refresh().version))
     rows = pq.read_table(path)

@@ -30,7 +30,7 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     location = fresh_folder(folder, "restart") / "store"
     store = Store.create(location)
     _history(store, sizes.history_messages)
-    _to_all_topics(store, sizes.topics)
+    to_all_topics(store, sizes.topics)
     Publisher(store).run_once()
     starts, firsts = [], []
     for _ in range(sizes.rounds):
@@ -75,7 +75,7 @@ def _with(rows: pa.Table, columns: dict[str, list[str]]) -> pa.Table:
     return rows
 
 
-def _to_all_topics(store: Store, topics: int) -> None:
+def to_all_topics(store: Store, topics: int) -> None:
     """A message to each topic, in one transaction."""
     with (
         TransactionProducer(store, producer_group=GROUP) as producer,
@@ -97,7 +97,7 @@ def _restarted(location: Path, topics: int) -> tuple[float, float]:
         for table in tables:
             table.refresh()
         sent_s = time.perf_counter()
-        _to_all_topics(store, topics)
+        to_all_topics(store, topics)
         while not all(table.log.has_news() for table in tables):
             time.sleep(LOOK_S)
         shown_s = time.perf_counter()

@@ -43,13 +43,13 @@ QUESTIONS: Mapping[str, Callable[[Store], object]] = {
 
 def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     """Time and memory of each question in its own process, in the largest and smallest store."""
-    stores = {count: _store_with(count, folder / f"retained-{count}") for count in sizes.retained}
-    built = {count: _in_a_process("recheck", stores[count]) for count in stores}
+    stores = {count: store_with(count, folder / f"retained-{count}") for count in sizes.retained}
+    built = {count: asked_in_a_process("recheck", stores[count]) for count in stores}
     samples: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for number in range(sizes.rounds):
         for count in sizes.retained if number % 2 == 0 else reversed(sizes.retained):
             for question in QUESTIONS:
-                sample = _in_a_process(question, stores[count])
+                sample = asked_in_a_process(question, stores[count])
                 samples.setdefault((question, count), []).append(sample)
     few, many = min(stores), max(stores)
     facts = {
@@ -68,7 +68,7 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     ]  # fmt: skip
 
 
-def _in_a_process(question: str, location: str) -> tuple[float, float]:
+def asked_in_a_process(question: str, location: str) -> tuple[float, float]:
     """Of its own, so that its memory is that of the question alone."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_asked, question, location).result()
@@ -85,14 +85,14 @@ def _asked(question: str, location: str) -> tuple[float, float]:
 # --- the store ------------------------------------------------------------------------------------
 
 
-def _store_with(count: int, folder: Path) -> str:
-    """A store with so many settled and published transactions, and OPEN between them."""
+def store_with(count: int, folder: Path, open_count: int = OPEN) -> str:
+    """A store with so many settled and published transactions, and some open between them."""
     store = Store.create(fresh_folder(folder.parent, folder.name) / "store")
     now_ms = time.time_ns() // 1_000_000
     chunks = max(1, count // CHUNK_ROWS)
     for number in range(chunks):
         ids = _ids(count // chunks, now_ms - RETAINED_MS * (chunks - number) // chunks)
-        still_open = _ids(OPEN // chunks + (number < OPEN % chunks), now_ms - number)
+        still_open = _ids(open_count // chunks + (number < open_count % chunks), now_ms - number)
         _append(store, "half", _like(_halves(), pa.concat_arrays([ids, still_open])), number)
         _append(store, "op", _like(_ends(), ids), number)
         _settle(store, ids)

@@ -198,7 +198,7 @@ class OpenSetReader:
             return False
         if self._rows_since < KEEP_EVERY_ROWS and not before_clean_up:
             return False
-        self._rows_since, self._kept_versions = 0, self._set.versions
+        self._rows_since = 0
         try:
             self._write(self._set)
         except CommitRefusedError:
@@ -206,6 +206,7 @@ class OpenSetReader:
         except StorageError as error:
             logger.warning("the open transactions could not be written down: %s", error)
             return False
+        self._kept_versions = self._set.versions
         return True
 
     # --- where to begin ----------------------------------------------------------------------

@@ -222,9 +222,13 @@ def sound_rows(
         if name in limits:
             numbers = integers(column, 0)
             is_sound &= (numbers >= 0) & (numbers < limits[name])
-        elif not _are_python_values(column) or pa.types.is_list(column.type):
+        elif not _are_python_values(column) or _has_lists(column):
             is_sound &= _are_sound(column)
     return only(rows, is_sound)
+
+
+def _has_lists(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_list(column.type)) and column.null_count < len(column)
 
 
 def _are_sound(column: pa.ChunkedArray) -> Flags:

@@ -417,6 +417,8 @@ class _Look:
         """
         ids, count = facts["transaction_id"].combine_chunks(), facts.num_rows
         is_short = self._messages[:count] != self._message_count[:count]
+        if not (is_short.any() or self._lost or self._unfit):
+            return {}, frozenset()
         is_short &= flags(pc.is_in(facts["state"], value_set=pa.array(SHOWN_STATES)))
         is_committed = flags(pc.equal(facts["state"], TransactionState.COMMITTED.value))
         short = dict.fromkeys(_names(ids, is_committed & is_short), "its halves are not there")
@@ -433,10 +435,9 @@ def _topics(plan: Plan) -> dict[str, int]:
     """Return the topics of a plan, each with the bytes of its bodies, about."""
     if not plan.rows.num_rows:
         return {}
-    counts = plan.rows.group_by("topic", use_threads=False).aggregate([([], "count_all")])
     row_bytes = plan.size_bytes() / plan.rows.num_rows
-    pairs = zip(counts["topic"].to_pylist(), counts["count_all"].to_pylist(), strict=True)
-    return {topic: int(count * row_bytes) for topic, count in pairs}
+    counts = pc.value_counts(plan.rows["topic"]).to_pylist()
+    return {each["values"]: int(each["counts"] * row_bytes) for each in counts}
 
 
 def merged(plans: Sequence[Plan]) -> Plan:

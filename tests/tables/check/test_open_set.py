@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.check_world import GROUP, CheckWorld
+from tests.kit.kills import interrupted
 from txmq.check import open_set
 from txmq.check.open_set import HALF_COLUMNS, OpenSetReader, runs_of
 from txmq.check.open_transactions import OpenTransactions, open_transactions
 from txmq.check.recheck import RecheckJob
+from txmq.delta.folder import Objects, TableFolder
 from txmq.maintenance import service as maintenance
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.service import Maintenance
@@ -327,6 +331,27 @@ def test_set_is_written_by_many_and_read_whole(world: CheckWorld) -> None:
 
     assert kept.ended[COMMITTED.value] == 6
     assert len(kept.ids) == 3
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("owner", "write"), [(TableFolder, "write_unnamed"), (Objects, "put_new")])
+def test_writer_of_the_set_may_die_at_any_write(
+    world: CheckWorld, owner: type, write: str, *, before: bool
+) -> None:
+    still_open, is_kept = set[str](), False
+    for nth in itertools.count(1):
+        settle(world, world.prepare(2))
+        still_open |= set(world.prepare())
+        reader = OpenTransactions(world.store, world.clock)
+        reader.read()
+        with suppress(KeyboardInterrupt), interrupted(owner, write, nth=nth, before=before):
+            is_kept = reader.open_set.keep()
+
+        assert shown(world) == still_open
+        if is_kept:
+            break
+
+    assert nth > 1
 
 
 def test_maintenance_writes_the_set_before_it_cleans_the_logs(
