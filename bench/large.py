@@ -38,7 +38,7 @@ FILE_ROWS, FILE_STEP = 125_000, 1 << 33
 # Bodies that a codec makes small, so that no disk bounds the largest transaction; in memory they
 # are as large as others.
 BODIES, PATTERN_BYTES = 64, 32
-HEAP_MIB = 768
+HEAP_MIB = 512
 MOST_TIMES_THE_MEMORY = 1.3
 MOST_MIB = 1_500 / 1.048576
 

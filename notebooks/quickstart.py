@@ -7,7 +7,7 @@
 # MAGIC On Databricks, on a cluster or serverless: the bundle's wheel, a widget `folder` for an
 # MAGIC external location, a widget `secrets` for a scope with credentials, a widget `credentials`
 # MAGIC for who lends them instead. The bundle's job `quickstart` has all; see docs/databricks.md.
-# MAGIC Not on S3, where delta-rs and Databricks do not see each other's commits.
+# MAGIC On S3, where Databricks commits by a service of its own, Spark puts the fence.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------
@@ -61,7 +61,7 @@ spark.createDataFrame([], "order_id string").write.format("delta").save(orders)
 
 # COMMAND ----------
 
-listener = DeltaListener(orders)
+listener = DeltaListener(orders, spark=spark)
 producer = TransactionProducer(store, producer_group="order-service", listener=listener)
 broker = Broker(store, spark=spark, listeners={"order-service": listener})
 

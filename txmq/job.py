@@ -19,9 +19,10 @@ from txmq.ground.results import plain
 from txmq.maintenance.service import MaintenanceResult
 from txmq.message.names import shown_name
 from txmq.ops.admin.status import verify_opened
-from txmq.ops.broker import Broker, BrokerHandle, run_until_signal
+from txmq.ops.broker import Broker, BrokerHandle, BrokerResult, run_until_signal
 from txmq.ops.broker_log import LogFormat, LogLevel, log_to_stderr
 from txmq.ops.metrics.server import MetricsEndpoint
+from txmq.publish.topic_writer import PublishResult
 from txmq.spark.catalogs import CatalogTables
 from txmq.store.store import Store, open_store
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # Those of the clouds' own tools, and the settings of txmq.
 CREDENTIALS = ("AWS", "AZURE", "GOOGLE", "TXMQ")
+PARKED = "topics could not be written and are parked; `txmq topics` names them"
 _NAME = re.compile(f"(?:{'|'.join(CREDENTIALS)})_[A-Z0-9_]+", re.ASCII)
 
 
@@ -65,7 +67,8 @@ def run_job(
     Returns:
         The exit code 0.
 
-    Raises: TxmqError, so that the scheduler sees a failed job.
+    Raises: TxmqError, and with --once SystemExit where somebody must look, so that the scheduler
+        sees a failed job.
     """
     return run_plain_job(name, lambda store: make(store, _session(name)), arguments)
 
@@ -245,14 +248,17 @@ def _session(name: str) -> SparkSession:
 
 def _run(name: str, service: Service, options: argparse.Namespace) -> int:
     if options.once:
-        _tell(service.run_once())
-    else:
-        run_until_signal(lambda: _handle(name, service.start()))
+        return _run_batch(service)
+    run_until_signal(lambda: _handle(name, service.start()))
     return 0
 
 
 def _handle(name: str, handle: ServiceHandle | BrokerHandle) -> BrokerHandle:
-    return handle if isinstance(handle, BrokerHandle) else BrokerHandle({name: handle})
+    if isinstance(handle, BrokerHandle):
+        return handle
+    # A broker says it by itself.
+    logging.getLogger(__name__).info("the %s service runs until SIGTERM", name)
+    return BrokerHandle({name: handle})
 
 
 def _problem_of(result: object) -> str | None:
@@ -261,6 +267,10 @@ def _problem_of(result: object) -> str | None:
         case RecheckResult(unheard_groups=(_, *_) as groups):
             names = ", ".join(map(shown_name, groups))
             return f"no listener was found for groups with open transactions: {names}"
+        case BrokerResult(published=published) if published.parked:
+            return PARKED
+        case PublishResult(parked=parked) if parked:
+            return PARKED
         case MaintenanceResult(failed=failed) if failed:
             return "failed: " + "; ".join(f"{table}: {why}" for table, why in failed.items())
     return None

@@ -30,7 +30,7 @@ PARTS = {
         "testing.md", "hooks_and_trace.md", "encryption.md", "erasure.md",
     ),
     "Operate": (
-        "commands.md", "places.md", "databricks.md", "monitoring.md", "dashboard.md", "runbook.md",
+        "commands.md", "places.md", "databricks.md", "sizing.md", "monitoring.md", "dashboard.md", "runbook.md",
         "security.md", "rights.md", "backup.md", "upgrade.md",
     ),
     "Trust": (

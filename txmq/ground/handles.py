@@ -21,7 +21,8 @@ from typing import Protocol
 from txmq.errors import EnvironmentProblemError
 
 logger = logging.getLogger(__name__)
-LOOK_INTERVAL_S = 0.2
+# Each look at a query is a call to Java, which costs an idle broker as much as its looks at logs.
+LOOK_INTERVAL_S = 1.0
 # A query that breaks BREAKS_MAX times, each time within STEADY_S, is given up.
 BREAKS_MAX = 10
 STEADY_S = 30.0

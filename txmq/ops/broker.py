@@ -367,7 +367,7 @@ def counts_of(
 def _described(listeners: Mapping[str, object]) -> str:
     """Name the class that answers for each group, for the log."""
     if not listeners:
-        return "no listener: nobody can be asked about transactions without an end"
+        return "no listener of its own: live producers that answer checks are asked, or nobody"
     pairs = (
         f"{shown_name(group)}={type(listener).__name__}" for group, listener in listeners.items()
     )

@@ -61,6 +61,10 @@ MADE_LATER = (
     "the table was made after the transaction began, so another one may have had its name; look "
     "whether the change was made there, then txmq resolve"
 )
+UNKNOWN_NAME = (
+    "the catalog of this session has no Delta table {}; who writes it and who answers for it need "
+    "the same catalog (that of local_session() ends with its process: give the path there)"
+)
 _COLUMNS = (
     "version",
     "unix_millis(timestamp) AS time_ms",
@@ -220,6 +224,12 @@ class SparkMarkedTable:
                 break
         return standings
 
+    @property
+    def _missing(self) -> str:
+        if is_name_in_catalog(self.location):
+            return UNKNOWN_NAME.format(self.location)
+        return MISSING_TABLE.format(self.location)
+
     def _history(self, limit: int | None) -> list[PastWrite]:
         newest = "" if limit is None else f" LIMIT {limit}"
         with self._errors("read"):
@@ -234,8 +244,7 @@ class SparkMarkedTable:
         except _errors_of_spark() as error:
             condition = error.getCondition() if hasattr(error, "getCondition") else None
             if condition in _NO_TABLE:
-                missing = MISSING_TABLE.format(self.location)
-                raise StoreNotFoundError(self._name, missing) from error
+                raise StoreNotFoundError(self._name, self._missing) from error
             kind = condition or type(error).__name__
             said = (str(error).strip().splitlines() or [kind])[0]
             problem = f"{self.location}: Spark could not {verb} it ({kind}: {shown(said)})"

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
 
 MISSING_TABLE = (
-    "{} is no Delta table; give the table that the local transaction writes, or make it first: "
-    "a table that is not there cannot be fenced"
+    "{} is no Delta table; give the table that the local transaction writes, by its path or as "
+    "schema.table of a catalog, or make it first: a table that is not there cannot be fenced"
 )
 FENCE_ATTEMPTS = 20
 # For this many ids or fewer, one look-up for each costs less than reading the log.

@@ -6,8 +6,9 @@ skipped because of a fence, and COMMIT would publish messages of a change that d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
 
 _BY_OPTIONS = "Mark a write of a DataFrame by delta_options(), or run the statement on a cluster"
+_WORD = re.compile(r"\w+", re.ASCII)
 _TABLE_NAME = "the local transaction's table"
 _NO_TABLE = (
     "say which table carries the marker: pass its location, or give the producer a DeltaListener"
@@ -94,7 +96,7 @@ class LocalTransaction:
     def delta_sql(self, spark: SparkSession, table: str | None) -> Iterator[SqlStatement]:
         """Put the marker on one statement; look for it when the block ends without an error."""
         marked = self._mark(table, spark)
-        self._check_markable(marked, spark)
+        self._check_markable(marked, spark, refuses_words=True)
         problem = (
             "delta_sql runs one statement, because Spark skips a second write with the same "
             "marker; put the marker on the statement that decides"
@@ -208,10 +210,19 @@ class LocalTransaction:
     def _confirm(self, marked: DeltaMarkers) -> None:
         self._check_done(marked.location, is_done=marked.refresh().is_done(self._id))
 
-    def _check_markable(self, marked: DeltaMarkers, spark: SparkSession | None) -> None:
-        """Refuse a table that cannot be fenced; one that is not there the marked write makes."""
-        with suppress(StoreNotFoundError):
+    def _check_markable(
+        self, marked: DeltaMarkers, spark: SparkSession | None, *, refuses_words: bool = False
+    ) -> None:
+        """Refuse a table that cannot be fenced; one that is not there the marked write makes.
+
+        A single word in a statement is the name of a table that txmq would look for in a folder.
+        """
+        try:
             self._check(marked, marked.check_markable)
+        except StoreNotFoundError:
+            if refuses_words and _WORD.fullmatch(marked.location):
+                self._marked.pop(marked.location)
+                raise
         if isinstance(marked, MarkedTable):
             check_log_store(spark, marked.location)
 

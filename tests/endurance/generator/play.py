@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 from tests.endurance.generator.deeds import DEEDS, PAUSES_S
 from tests.endurance.generator.judge import Find, findings
@@ -28,7 +29,7 @@ _FAST_DISK = Path("/dev/shm")  # noqa: S108 - a folder in memory
 
 def played(plan: Plan, folder: Path | None = None) -> list[Find]:
     """What is wrong after a run of this plan; its store stays in `folder` where one is given."""
-    with _root(folder) as root, _silent():
+    with _root(folder) as root, _silent(), _without_spark():
         simulation = Simulation(root, plan.seed)
         world = World(simulation, plan.settings)
         world.deeds = {**DEEDS, **COMMANDS, **LOOKS, **STRANGE_DEEDS}
@@ -71,6 +72,16 @@ def _root(folder: Path | None) -> Iterator[Path]:
     where = _FAST_DISK if _FAST_DISK.is_dir() else None
     with TemporaryDirectory(prefix="txmq-generator-", dir=where) as temporary:
         yield Path(temporary)
+
+
+@contextmanager
+def _without_spark() -> Iterator[None]:
+    """A session of the process that plays is none of the processes that are played."""
+    homes = ("txmq.listeners.delta", "txmq.user_data.local_transaction")
+    with ExitStack() as patches:
+        for home in homes:
+            patches.enter_context(mock.patch(f"{home}.active_session", return_value=None))
+        yield
 
 
 @contextmanager

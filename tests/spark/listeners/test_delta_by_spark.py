@@ -90,6 +90,20 @@ def asked(listener: DeltaListener, *ids: str, born_ms: int | None = None) -> lis
 # --- each place, each write -----------------------------------------------------------------------
 
 
+def test_word_that_is_no_path_is_refused_before_the_statement(
+    spark: SparkSession, store: Store
+) -> None:
+    listener = DeltaListener("orders", spark=spark)
+    with TransactionProducer(store, producer_group=GROUP, listener=listener) as producer:
+        transaction = prepared(producer)
+        refused = pytest.raises(
+            StoreNotFoundError, match=r"orders is no Delta table.*schema\.table"
+        )
+        with refused, transaction.delta_sql(spark):
+            pytest.fail("the statement runs")
+        transaction.rollback()
+
+
 @EACH_PLACE
 def test_in_each_place_a_write_counts_or_is_fenced(
     where: str, spark: SparkSession, store: Store, tmp_path: Path
@@ -307,7 +321,7 @@ def test_table_that_was_renamed_is_missed_and_one_in_its_place_is_doubted(
     write("UPDATE", orders, done)
     orders.spark.sql(f"ALTER TABLE {orders.sql_name} RENAME TO {orders.location}_old")
 
-    with pytest.raises(StoreNotFoundError, match="is no Delta table"):
+    with pytest.raises(StoreNotFoundError, match="the catalog of this session has no Delta table"):
         asked(listener, done)
     orders.create({})
     began_ms = now_ms() - marked_table.MADE_LATER_MS - 3_600_000
