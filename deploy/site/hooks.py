@@ -30,8 +30,8 @@ PARTS = {
         "testing.md", "hooks_and_trace.md", "encryption.md", "erasure.md",
     ),
     "Operate": (
-        "commands.md", "places.md", "databricks.md", "sizing.md", "monitoring.md", "dashboard.md", "runbook.md",
-        "security.md", "rights.md", "backup.md", "upgrade.md",
+        "commands.md", "places.md", "databricks.md", "sizing.md", "monitoring.md", "dashboard.md",
+        "runbook.md", "security.md", "rights.md", "backup.md", "upgrade.md",
     ),
     "Trust": (
         "invariants.md", "faults.md", "benchmarks.md", "performance.md", "behaviours.md",

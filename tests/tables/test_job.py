@@ -31,6 +31,15 @@ def test_broker_without_spark_publishes_what_is_there_and_ends(store: Store) -> 
     assert run_verify_job([store.location, "--drained"]) == 0
 
 
+def test_broker_fails_the_job_where_a_topic_is_parked(store: Store) -> None:
+    # The place of the topic's folder.
+    Path(store.location, "topics").mkdir(exist_ok=True)
+    Path(store.location, "topics", "order-paid").write_text("no table")
+
+    with pytest.raises(SystemExit, match=r"parked; `txmq topics` names them; see docs/runbook"):
+        run_broker_job([store.location, "--once", "--no-spark"])
+
+
 def test_verify_fails_the_job_where_a_promise_is_broken(store: Store) -> None:
     # On its way while a broker runs, and lost where none is left to publish it.
     assert run_verify_job([store.location]) == 0

@@ -15,7 +15,8 @@ def test_marked_append_is_told(store: Store, spark: Any, tmp_path: Path) -> None
     orders = str(tmp_path / "orders")
     rows = spark.range(42, 43)
     rows.limit(0).write.format("delta").save(orders)
-    code = block("docs/listeners.md", "from txmq import DeltaListener").replace("/lake/orders", orders)
+    code = block("docs/listeners.md", "from txmq import DeltaListener")
+    code = code.replace("/lake/orders", orders)
     names = {
         "DeltaListener": DeltaListener, "TransactionProducer": TransactionProducer,
         "Message": Message, "store": store, "rows": rows,
