@@ -31,7 +31,7 @@ for part in (OpenTelemetryHook, OpenTelemetryMetrics):
     try:
         part()
     except EnvironmentProblemError as error:
-        if "txmq[otel]" not in str(error):
+        if "extra otel" not in str(error):
             raise
     else:
         raise SystemExit(f"{part.__name__} needs an extra, and it is not installed")

@@ -1,4 +1,4 @@
-"""A user's own tests, after `pip install 'txmq[testing]'`: pytest finds the fixtures by itself."""
+"""A user's own tests, with the extra `testing`: pytest finds the fixtures by itself."""
 
 from __future__ import annotations
 

@@ -420,7 +420,9 @@ def _package(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         problem = f"the credentials are lent by Unity Catalog, which needs {name.partition('.')[0]}"
-        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[databricks]'`") from error
+        raise EnvironmentProblemError(
+            problem, "Install txmq with its extra databricks (docs/install.md)"
+        ) from error
 
 
 def _loan(location: str, host: str, answer: Any) -> Loan:

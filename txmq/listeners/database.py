@@ -169,7 +169,9 @@ def _engine(variable: str) -> Any:
         from sqlalchemy.pool import NullPool
     except ImportError as error:
         problem = "SQLAlchemy is not installed, and a database URL needs it"
-        raise EnvironmentProblemError(problem, "pip install 'txmq[database]'") from error
+        raise EnvironmentProblemError(
+            problem, "Install txmq with its extra database (docs/install.md)"
+        ) from error
     url = os.environ.get(variable)
     if not url:
         problem = f"the environment variable {variable} is not set"

@@ -161,7 +161,9 @@ def _session(retries: int) -> Any:
         from urllib3.util import Retry
     except ImportError as error:
         problem = "requests is not installed, and HttpListener needs it"
-        raise EnvironmentProblemError(problem, "pip install 'txmq[http]'") from error
+        raise EnvironmentProblemError(
+            problem, "Install txmq with its extra http (docs/install.md)"
+        ) from error
     session = requests.Session()
     retry = Retry(
         total=retries, backoff_factor=0.1, status_forcelist=RETRIED_STATUSES,

@@ -315,7 +315,9 @@ def avro_decoder(record: RecordOf) -> Callable[[bytes], Any]:
         from fastavro import parse_schema, schemaless_reader
     except ImportError as missing:
         what = "the bodies of this topic are Avro, and fastavro is not installed"
-        raise EnvironmentProblemError(what, "Run `pip install 'txmq[avro]'`") from missing
+        raise EnvironmentProblemError(
+            what, "Install txmq with its extra avro (docs/install.md)"
+        ) from missing
     schema = parse_schema(record.avro())
 
     def decode(body: bytes) -> Any:

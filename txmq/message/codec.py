@@ -1,6 +1,6 @@
 """Bodies as they are stored: encoded by the user's codec, or erased.
 
-AES-256-GCM with a ring of keys is a codec of txmq: `pip install txmq[encryption]`.
+AES-256-GCM with a ring of keys is a codec of txmq, with the extra `encryption`.
 """
 
 from __future__ import annotations
@@ -273,7 +273,9 @@ def _cipher() -> type[AESGCM]:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
         what = "bodies are to be encrypted, and cryptography is not installed"
-        raise EnvironmentProblemError(what, "Run: pip install 'txmq[encryption]'") from error
+        raise EnvironmentProblemError(
+            what, "Install txmq with its extra encryption (docs/install.md)"
+        ) from error
     return AESGCM
 
 

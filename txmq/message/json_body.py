@@ -38,7 +38,7 @@ def json_body(value: object) -> bytes:
 
     Args:
         value: a dict, list, text, number, truth value or None; or a pydantic model, a dataclass, a
-            NamedTuple or another value that pydantic can write (`pip install 'txmq[pydantic]'`).
+            NamedTuple or another value that pydantic can write (extra `pydantic`).
 
     Raises:
         InvalidBodyError: a part of the value has no JSON, such as NaN; or it has a set, whose order
@@ -206,7 +206,9 @@ def adapter_of(model: type[Any]) -> TypeAdapter[Any]:
         return _adapter(cast("Hashable", model))
     except ModuleNotFoundError as error:
         problem = f"{_name(model)} as a body needs the package pydantic"
-        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[pydantic]'`") from error
+        raise EnvironmentProblemError(
+            problem, "Install txmq with its extra pydantic (docs/install.md)"
+        ) from error
     except Exception as error:
         problem = f"{shown(model)} is no model of a body ({type(error).__name__})"
         raise ConfigError([f"{problem}; pass a pydantic model, a dataclass or a type"]) from error

@@ -169,7 +169,7 @@ class Message:
 
         Args:
             topic: the topic in which it becomes visible.
-            value: plain values; a pydantic model or a dataclass (`pip install 'txmq[pydantic]'`).
+            value: plain values; a pydantic model or a dataclass (extra `pydantic`).
             fields: the other arguments of Message, such as `keys`.
 
         Raises: InvalidBodyError if the value has no JSON; EnvironmentProblemError without pydantic

@@ -38,7 +38,7 @@ def with_trace_context(
     Args:
         message: a context that it has already is replaced.
         traceparent: the default is OpenTelemetry's current span. Without a span, or without
-            OpenTelemetry (`pip install 'txmq[trace]'`), the message stays as it is.
+            OpenTelemetry (extra `trace`), the message stays as it is.
         tracestate: what vendors add to the context; only together with `traceparent`.
 
     Raises: InvalidMessageError for a value that is not a str or that the W3C's form does not

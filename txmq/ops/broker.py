@@ -172,7 +172,7 @@ class Broker(OfOneProcess):
 
         Raises:
             EnvironmentProblemError: Spark's Java process has ended; the address for metrics cannot
-                be had, or `txmq[metrics]` is not installed.
+                be had, or the extra `metrics` is not installed.
             SourceRestoredError, CommitConflictError, StorageError: as `run_once`.
         """
         services: dict[str, ServiceHandle] = {}

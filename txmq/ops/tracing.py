@@ -285,7 +285,9 @@ def check_installed() -> None:
         import opentelemetry.trace  # noqa: F401 - only whether it is there
     except ModuleNotFoundError as error:
         problem = "OpenTelemetry needs the package opentelemetry-api"
-        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[otel]'`") from error
+        raise EnvironmentProblemError(
+            problem, "Install txmq with its extra otel (docs/install.md)"
+        ) from error
 
 
 def check_provider() -> None:

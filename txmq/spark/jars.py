@@ -261,7 +261,8 @@ def installed_release() -> Release:
         return release_of(version("pyspark"), version("delta-spark"))
     except PackageNotFoundError as missing:
         raise EnvironmentProblemError(
-            f"the package {missing.name} is not installed", "Run `pip install 'txmq[spark]'`"
+            f"the package {missing.name} is not installed",
+            "Install txmq with its extra spark (docs/install.md)",
         ) from missing
 
 
@@ -277,7 +278,7 @@ def release_of(pyspark: str, delta: str) -> Release:
     known = ", ".join(f"{each.spark} with {each.delta}" for each in RELEASES)
     raise EnvironmentProblemError(
         f"txmq has no jars for PySpark {pyspark} with delta-spark {delta}, but for {known}",
-        "Run `pip install 'txmq[spark]'`, or make the session yourself, with the jars of your Delta"
+        "Install txmq with its extra spark (docs/install.md), or make the session yourself, with the jars of your Delta"
         " (docs/install.md)",
     )
 

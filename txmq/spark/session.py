@@ -93,7 +93,9 @@ def active_session() -> SparkSession | None:
     Raises: EnvironmentProblemError where Spark is not installed.
     """
     if find_spec("pyspark") is None:
-        raise EnvironmentProblemError(_WITHOUT_SPARK, "Run `pip install 'txmq[spark]'`")
+        raise EnvironmentProblemError(
+            _WITHOUT_SPARK, "Install txmq with its extra spark (docs/install.md)"
+        )
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession()

@@ -436,7 +436,11 @@ def findings_of_programs(store: Store) -> Iterator[Finding]:
         yield Finding(f"package {name}", f"is {installed}, txmq needs {versions}", step)
     if find_spec("pyspark") is not None and find_java() is None:
         problem = f"Spark is installed, and no Java {OLDEST_JAVA} or newer is found"
-        yield Finding("Java", problem, "pip install 'txmq[java]', or txmq serve --no-spark")
+        yield Finding(
+            "Java",
+            problem,
+            "install txmq with its extra java (docs/install.md), or run txmq serve --no-spark",
+        )
     if not store.is_remote:
         free = shutil.disk_usage(store.location).free
         if free < FREE_BYTES_MIN:

@@ -86,7 +86,9 @@ def _environment() -> Environment:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ModuleNotFoundError as error:
         problem = "the dashboard needs the package jinja2"
-        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[dashboard]'`") from error
+        raise EnvironmentProblemError(
+            problem, "Install txmq with its extra dashboard (docs/install.md)"
+        ) from error
     environment = Environment(
         loader=PackageLoader("txmq.ops.dashboard"),
         autoescape=True,

@@ -66,7 +66,9 @@ def registry_of(figures: Callable[[], Sequence[Figure]]) -> CollectorRegistry:
         from prometheus_client import CollectorRegistry, ProcessCollector
     except ModuleNotFoundError as error:
         problem = "metrics need the package prometheus-client"
-        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[metrics]'`") from error
+        raise EnvironmentProblemError(
+            problem, "Install txmq with its extra metrics (docs/install.md)"
+        ) from error
     registry = CollectorRegistry()
     registry.register(cast("Any", _Collector(figures)))
     ProcessCollector(registry=registry)
