@@ -278,7 +278,7 @@ def release_of(pyspark: str, delta: str) -> Release:
     known = ", ".join(f"{each.spark} with {each.delta}" for each in RELEASES)
     raise EnvironmentProblemError(
         f"txmq has no jars for PySpark {pyspark} with delta-spark {delta}, but for {known}",
-        "Install txmq with its extra spark (docs/install.md), or make the session yourself, with the jars of your Delta"
+        "Install txmq with its extra spark, or make the session yourself, with the jars of your Delta"
         " (docs/install.md)",
     )
 
