@@ -278,8 +278,8 @@ def release_of(pyspark: str, delta: str) -> Release:
     known = ", ".join(f"{each.spark} with {each.delta}" for each in RELEASES)
     raise EnvironmentProblemError(
         f"txmq has no jars for PySpark {pyspark} with delta-spark {delta}, but for {known}",
-        "Install txmq with its extra spark, or make the session yourself, with the jars of your Delta"
-        " (docs/install.md)",
+        "Install txmq with its extra spark, or make the session yourself, with the jars of your "
+        "Delta (docs/install.md)",
     )
 
 
