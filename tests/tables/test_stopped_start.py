@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
-from tests.kit.reading import bodies
+from tests.kit.reading import bodies, wait_until
 from tests.kit.sending import send_each
 from txmq.ground.fail_points import FailPoint, arm
 from txmq.ops.broker import Broker, run_until_signal
@@ -27,6 +28,10 @@ def test_signal_while_the_publisher_catches_up_is_obeyed_after_the_range(tmp_pat
             reached.append(point)
             if len(reached) == SETTLED:
                 os.kill(os.getpid(), signal.SIGTERM)
+                # The main thread hears of it, and a thread of its own tells the services.
+                wait_until(
+                    lambda: all(each.name != "txmq-signals" for each in threading.enumerate())
+                )
 
     disarm = arm(terminate)
     try:

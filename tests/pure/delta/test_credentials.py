@@ -385,7 +385,7 @@ def test_answer_that_is_none_says_why_and_shows_no_secret(
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "databricks.sdk.core", None)
 
-    with pytest.raises(EnvironmentProblemError, match=r"pip install 'txmq\[databricks\]'"):
+    with pytest.raises(EnvironmentProblemError, match=r"extra databricks"):
         credentials.UnityCatalog().lend(PLACE, Provider.UNITY_CATALOG)
 
 

@@ -233,7 +233,7 @@ def test_without_pydantic_plain_values_work_and_models_say_what_to_install(
 
     assert parsed_json(json_body({"a": 1}), ID) == {"a": 1}
     for call in (lambda: json_body(Line("tea", 2)), lambda: parsed_json(b"{}", ID, Line)):
-        with pytest.raises(EnvironmentProblemError, match=r"txmq\[pydantic\]"):
+        with pytest.raises(EnvironmentProblemError, match=r"extra pydantic"):
             call()
 
 
