@@ -368,12 +368,17 @@ class MessageRouter:
             self._spelled[folded] = topic
 
     def _check_spelling(self, folded: str, topic: str) -> None:
-        if folded not in self._spelled:
-            self._spelled.update({name.lower(): name for name in self._store.topics()})
-        spelling = self._spelled.get(folded, topic)
+        spelling = self._spelled.get(folded) or self._spelling_there(folded, topic)
         if spelling != topic:
             rule = f"the topic {spelling} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
+
+    def _spelling_there(self, folded: str, topic: str) -> str:
+        """Return how the store spells a topic; one listing, whatever number of topics there is."""
+        folders = self._store.tables.topic_folders()
+        others = {name for name in folders if name != topic and name.lower() == folded}
+        topics = set(self._store.topics()) if others else set()
+        return topic if topic in topics else min(others & topics, default=topic)
 
 
 def send_result(sends: Sequence[PlannedSend]) -> SendResult:

@@ -499,6 +499,18 @@ def test_what_is_no_message_is_refused(producer: TransactionProducer) -> None:
         producer.begin_transaction().send(b"42")  # type: ignore[arg-type]
 
 
+def test_first_message_of_a_process_looks_into_no_other_topic(
+    store: Store, producer: TransactionProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(producer).commit()
+    publish(store)
+    monkeypatch.setattr(Store, "topics", lambda _: pytest.fail("every topic is opened"))
+
+    with TransactionProducer(store, producer_group=GROUP) as another:
+        for topic in ("order-paid", "order-sent"):
+            another.send([Message(topic, b"42")])
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_topic_that_differs_in_case_alone_is_refused(
     store: Store, producer: TransactionProducer, *, published: bool
