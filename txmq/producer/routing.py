@@ -26,7 +26,7 @@ from txmq.message.codec import BodyCodec, check_stored_size, checked_codec, enco
 from txmq.message.ids import message_id
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
 from txmq.message.names import check_readable_topic, check_topic, unwrapped, wrapped
-from txmq.store.catalog import TopicCatalog
+from txmq.store.catalog import TopicCatalog, clashing_names
 from txmq.store.config import Config
 
 if TYPE_CHECKING:
@@ -368,17 +368,12 @@ class MessageRouter:
             self._spelled[folded] = topic
 
     def _check_spelling(self, folded: str, topic: str) -> None:
-        spelling = self._spelled.get(folded) or self._spelling_there(folded, topic)
+        spelling = self._spelled.get(folded)
+        if spelling is None:
+            spelling = clashing_names(self._store, [topic]).get(topic, topic)
         if spelling != topic:
             rule = f"the topic {spelling} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
-
-    def _spelling_there(self, folded: str, topic: str) -> str:
-        """Return how the store spells a topic; one listing, whatever number of topics there is."""
-        folders = self._store.tables.topic_folders()
-        others = {name for name in folders if name != topic and name.lower() == folded}
-        topics = set(self._store.topics()) if others else set()
-        return topic if topic in topics else min(others & topics, default=topic)
 
 
 def send_result(sends: Sequence[PlannedSend]) -> SendResult:

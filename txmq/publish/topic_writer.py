@@ -36,6 +36,7 @@ from txmq.publish.announcement import PublishWatch
 from txmq.publish.engines import EngineChoice
 from txmq.publish.plan import NumberedPlan, Plan, Plans
 from txmq.publish.progress import RESTORED
+from txmq.store.catalog import clashing_names
 from txmq.store.known import lost_by_others, problem_of_loss
 from txmq.store.settled import NOTHING
 from txmq.store.topic import TopicEnd, TopicLog, offsets_in_order
@@ -441,25 +442,6 @@ def _problem_of(topic: TopicLog, seen: TopicEnd, end: TopicEnd) -> str:
         f"{seen.mark} of the op log, and has {end.messages:,} up to {end.mark}"
     )
     return f"{problem}; {_REBUILD}"
-
-
-def clashing_names(store: Store, names: Iterable[str]) -> dict[str, str]:
-    """Map each of these topics that differs in case alone from another one to that one."""
-    folders: dict[str, list[str]] = {}
-    for folder in store.tables.topic_folders():
-        folders.setdefault(folder.lower(), []).append(folder)
-    chosen: dict[str, str] = {}
-    clashes: dict[str, str] = {}
-    for name in sorted(names):
-        others = [other for other in folders.get(name.lower(), []) if other != name]
-        # A topic that was deleted, or whose table was never made, stands in nobody's way.
-        others = [other for other in others if other in store.topics()] if others else []
-        others += [chosen[name.lower()]] if name.lower() in chosen else []
-        if others:
-            clashes[name] = others[0]
-        else:
-            chosen[name.lower()] = name
-    return clashes
 
 
 def _owners_of_file(missing: Missing, error: UnreadableFileError) -> dict[str, str]:
