@@ -26,7 +26,7 @@ from txmq.message.codec import BodyCodec, check_stored_size, checked_codec, enco
 from txmq.message.ids import message_id
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
 from txmq.message.names import check_readable_topic, check_topic, unwrapped, wrapped
-from txmq.store.catalog import TopicCatalog, clashing_names
+from txmq.store.catalog import TopicCatalog, clashing_names, spellings_of_topics
 from txmq.store.config import Config
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ class MessageRouter:
         self._clock: Clock = clock or SystemClock()
         self._turn = itertools.count()
         self._spelled: dict[str, str] = {}
+        self._folders: dict[str, list[str]] = {}
         self.catalog = TopicCatalog(store)
 
     def accept(
@@ -369,9 +370,11 @@ class MessageRouter:
 
     def _check_spelling(self, folded: str, topic: str) -> None:
         spelling = self._spelled.get(folded)
-        if spelling is None:
-            spelling = clashing_names(self._store, [topic]).get(topic, topic)
-        if spelling != topic:
+        if spelling is None and self._folders.get(folded) != [topic]:
+            # One listing knows all topics that are there by then.
+            self._folders = spellings_of_topics(self._store)
+            spelling = clashing_names(self._store, [topic], self._folders).get(topic)
+        if spelling not in (None, topic):
             rule = f"the topic {spelling} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
 

@@ -36,7 +36,7 @@ from txmq.publish.announcement import PublishWatch
 from txmq.publish.engines import EngineChoice
 from txmq.publish.plan import NumberedPlan, Plan, Plans
 from txmq.publish.progress import RESTORED
-from txmq.store.catalog import clashing_names
+from txmq.store.catalog import clashing_names, spellings_of_topics
 from txmq.store.known import lost_by_others, problem_of_loss
 from txmq.store.settled import NOTHING
 from txmq.store.topic import TopicEnd, TopicLog, offsets_in_order
@@ -167,7 +167,8 @@ class TopicWriter:
     def expect(self, names: Iterable[str]) -> None:
         """Find which of the new topics differ from others in case alone; call it before `write`."""
         new = [name for name in names if name not in self._topics]
-        self._clashes = clashing_names(self._store, new) if new else {}
+        folders = spellings_of_topics(self._store) if new else {}
+        self._clashes = clashing_names(self._store, new, folders)
 
     def write_each(self, names: Sequence[str], goal: Goal) -> dict[str, Future[PublishResult]]:
         """Begin `write` for each topic, beside each other; a single one has ended on return."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from txmq.delta.failures import read_again
@@ -194,14 +194,22 @@ def unknown_topics(store: Store, topics: Iterable[str]) -> dict[str, str]:
     }
 
 
-def clashing_names(store: Store, names: Iterable[str]) -> dict[str, str]:
-    """Map each of these topics that differs in case alone from another one to that one.
-
-    Lists the folders of the topics once; opens tables only where two names clash. Commits: 0.
-    """
+def spellings_of_topics(store: Store) -> dict[str, list[str]]:
+    """List the folders of the topics, by their names in small letters; one listing, 0 commits."""
     folders: dict[str, list[str]] = {}
     for folder in store.tables.topic_folders():
         folders.setdefault(folder.lower(), []).append(folder)
+    return folders
+
+
+def clashing_names(
+    store: Store, names: Iterable[str], folders: Mapping[str, list[str]]
+) -> dict[str, str]:
+    """Map each of these topics that differs in case alone from another one to that one.
+
+    `folders` are those of `spellings_of_topics`. Opens tables only where two of them clash.
+    Commits: 0.
+    """
     chosen: dict[str, str] = {}
     clashes: dict[str, str] = {}
     for name in sorted(names):

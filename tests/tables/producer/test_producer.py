@@ -38,6 +38,7 @@ from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import Transaction, TransactionProducer
 from txmq.store.store import Store
+from txmq.store.tables import StoreTables
 from txmq.testing import before_commit, failing_commits
 
 PAID = Message("order-paid", b"42")
@@ -497,6 +498,27 @@ def test_keys_and_properties_count_for_the_size_of_a_transaction(store: Store) -
 def test_what_is_no_message_is_refused(producer: TransactionProducer) -> None:
     with pytest.raises(InvalidMessageError, match="must be a Message, not bytes"):
         producer.begin_transaction().send(b"42")  # type: ignore[arg-type]
+
+
+def test_topics_that_are_there_are_listed_once(
+    store: Store, producer: TransactionProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = [f"topic-{number}" for number in range(3)]
+    for topic in topics:
+        producer.send([Message(topic, b"42")])
+    publish(store)
+    folders, listings = StoreTables.topic_folders, list[None]()
+
+    def listed(tables: StoreTables) -> list[str]:
+        listings.append(None)
+        return folders(tables)
+
+    monkeypatch.setattr(StoreTables, "topic_folders", listed)
+    with TransactionProducer(store, producer_group=GROUP) as another:
+        for topic in topics:
+            another.send([Message(topic, b"42")])
+
+    assert len(listings) == 1
 
 
 def test_first_message_of_a_process_looks_into_no_other_topic(
