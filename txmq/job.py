@@ -82,7 +82,7 @@ def run_broker_job(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code 0.
 
-    Raises: TxmqError, so that the scheduler sees a failed job.
+    Raises: as `run_job`.
     """
     name = "broker"
     parser = _service_parser(name)
@@ -267,8 +267,8 @@ def _problem_of(result: object) -> str | None:
         case RecheckResult(unheard_groups=(_, *_) as groups):
             names = ", ".join(map(shown_name, groups))
             return f"no listener was found for groups with open transactions: {names}"
-        case BrokerResult(published=published) if published.parked:
-            return PARKED
+        case BrokerResult(published=published, maintained=maintained):
+            return _problem_of(published) or _problem_of(maintained)
         case PublishResult(parked=parked) if parked:
             return PARKED
         case MaintenanceResult(failed=failed) if failed:
