@@ -21,7 +21,7 @@ from typing import Protocol
 from txmq.errors import EnvironmentProblemError
 
 logger = logging.getLogger(__name__)
-# Each look at a query is a call to Java, which costs an idle broker as much as its looks at logs.
+# Each look at a query is a call to Java.
 LOOK_INTERVAL_S = 1.0
 # A query that breaks BREAKS_MAX times, each time within STEADY_S, is given up.
 BREAKS_MAX = 10

@@ -130,7 +130,7 @@ class RemovedRows:
         An erasure may have gone over half behind it. So settled is read after half was pinned, and
         the commit that puts rows back is refused if files of half were rewritten since.
         """
-        settled = self._store.tables.logs().settled
+        settled = self._store.tables.settled_log(self._op.log.table_id)
         settled.table.refresh()
         seen = settled.half_seen
         if seen.version < version:

@@ -79,13 +79,13 @@ class World:
     def new_publisher(self) -> Publisher:
         return Publisher(self.store, clock=self.clock)
 
-    def send(self, *texts: bytes, commit: bool = True) -> list[str]:
+    def send(self, *texts: bytes, commit: bool = True, keys: str | None = None) -> list[str]:
         """One transaction for each text; the ids."""
         ids = []
         with TransactionProducer(self.store, producer_group=GROUP, clock=self.clock) as producer:
             for body in texts:
                 transaction = producer.begin_transaction()
-                transaction.send(Message(TOPIC, body))
+                transaction.send(Message(TOPIC, body, keys=keys))
                 transaction.prepare()
                 if commit:
                     transaction.commit()
@@ -480,16 +480,9 @@ def test_retry_beside_a_removal_loses_no_commit(
 
 
 def test_erasure_waits_until_removed_rows_are_put_back(world: World) -> None:
-    with TransactionProducer(world.store, producer_group=GROUP, clock=world.clock) as producer:
-        transaction = producer.begin_transaction()
-        transaction.send(Message(TOPIC, b"old", keys="c7"))
-        transaction.prepare()
-        transaction.commit()
-        world.publisher.run_once()
-        transaction = producer.begin_transaction()
-        transaction.send(Message(TOPIC, b"secret", keys="c7"))
-        transaction.prepare()
-        transaction.commit()
+    world.send(b"old", keys="c7")
+    world.publisher.run_once()
+    world.send(b"secret", keys="c7")
     world.table("half").delete()
 
     with pytest.raises(ErasureRefusedError, match="removed rows of half"):
@@ -502,11 +495,7 @@ def test_publisher_that_is_behind_brings_nothing_back_that_was_erased(
 ) -> None:
     behind = world.new_publisher()
     behind.run_once()
-    with TransactionProducer(world.store, producer_group=GROUP, clock=world.clock) as producer:
-        transaction = producer.begin_transaction()
-        transaction.send(Message(TOPIC, b"secret", keys="c7"))
-        transaction.prepare()
-        transaction.commit()
+    world.send(b"secret", keys="c7")
     world.publisher.run_once()
     world.table("half").delete()
 
