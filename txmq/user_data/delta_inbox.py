@@ -353,12 +353,9 @@ class DeltaInbox:
         self._refuse_members()
         table = self._table.reopen()
         _check_keeps_marks(table)
-        for restore in self._undone(table).values():
-            problem = (
-                f"effects of this group are undone: {restore}; then let the group go back, if they "
-                "are to be made again, and call follow_restore() of the inbox"
-            )
-            raise InboxError(table.location, problem)
+        way_out = "let the group go back, if they are to be made again, and call follow_restore()"
+        what = "effects of this group"
+        _refuse_undone(table, self._undone(table), what, f"{way_out} of the inbox")
         return table
 
     def _refuse_members(self) -> None:
@@ -380,12 +377,9 @@ class DeltaInbox:
             return self._opened()
         table = self._batches.reopen()
         _check_keeps_marks(table)
-        for restore in undone_marks(table, mark.__eq__).values():
-            problem = (
-                f"batches of this checkpoint are undone: {restore}; then give the checkpoint of "
-                "that time another name, and its later messages have their effects again"
-            )
-            raise InboxError(table.location, problem)
+        way_out = "give the checkpoint of that time another name, and its later messages have their"
+        undone = undone_marks(table, mark.__eq__)
+        _refuse_undone(table, undone, "batches of this checkpoint", f"{way_out} effects again")
         return table
 
     @property
@@ -528,6 +522,13 @@ def _check_keeps_marks(table: BatchMarks) -> None:
             "messages have taken effect"
         )
         raise InboxError(table.location, problem)
+
+
+def _refuse_undone(
+    table: BatchMarks, undone: Mapping[str, Restore], what: str, way_out: str
+) -> None:
+    for restore in undone.values():
+        raise InboxError(table.location, f"{what} are undone: {restore}; then {way_out}")
 
 
 def _is_name(value: object) -> bool:
@@ -736,7 +737,7 @@ def rows_of_batch(table: BatchMarks, mark: str, batch_id: int) -> str:
 
 def batch_said(text: str) -> dict[str, int]:
     """Return the mark of a micro-batch that a write of Spark says it has; nothing for others."""
-    said = _value_of(text.removeprefix(_BATCH_SAID)) if text.startswith(_BATCH_SAID) else {}
+    said = _value_of_batch(text)
     mark, number = said.get(_MARK), said.get(_BATCH)
     return {mark: number} if isinstance(mark, str) and type(number) is int else {}
 
@@ -759,10 +760,11 @@ def _read_version(commit: CommitActions) -> int:
 
 def _said_in(commit: CommitActions) -> Mapping[str, Any]:
     """Return what a commit says of its messages or its batch; nothing for what others wrote."""
-    said = commit.user_metadata
-    return _value_of(
-        commit.note or (said.removeprefix(_BATCH_SAID) if said.startswith(_BATCH_SAID) else "")
-    )
+    return _value_of(commit.note) if commit.note else _value_of_batch(commit.user_metadata)
+
+
+def _value_of_batch(text: str) -> Mapping[str, Any]:
+    return _value_of(text.removeprefix(_BATCH_SAID)) if text.startswith(_BATCH_SAID) else {}
 
 
 def _value_of(text: str) -> Mapping[str, Any]:
