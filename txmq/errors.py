@@ -820,6 +820,12 @@ class ClosedError(TxmqError):
     """The producer or service was closed, or its process was forked."""
 
 
+def step_for_extra(name: str) -> str:
+    """Return the next step where the packages of an extra are missing."""
+    # No index is named: a package of our name there would be somebody else's.
+    return f"Install txmq with its extra {name} (docs/install.md)"
+
+
 class EnvironmentProblemError(TxmqError):
     """Something outside txmq is missing: Java, Spark, a jar."""
 

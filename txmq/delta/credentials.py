@@ -29,6 +29,7 @@ from txmq.errors import (
     EnvironmentProblemError,
     StorageUnavailableError,
     shown,
+    step_for_extra,
 )
 from txmq.ground.clock import SystemClock, elapsed_ms, milliseconds
 
@@ -420,9 +421,7 @@ def _package(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         problem = f"the credentials are lent by Unity Catalog, which needs {name.partition('.')[0]}"
-        raise EnvironmentProblemError(
-            problem, "Install txmq with its extra databricks (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(problem, step_for_extra("databricks")) from error
 
 
 def _loan(location: str, host: str, answer: Any) -> Loan:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from txmq.errors import EnvironmentProblemError, ListenerError
+from txmq.errors import EnvironmentProblemError, ListenerError, step_for_extra
 from txmq.ground.clock import Clock, SystemClock
 from txmq.listeners.protocol import ages_s, outcome_table
 from txmq.message.message import LocalTransactionState
@@ -169,9 +169,7 @@ def _engine(variable: str) -> Any:
         from sqlalchemy.pool import NullPool
     except ImportError as error:
         problem = "SQLAlchemy is not installed, and a database URL needs it"
-        raise EnvironmentProblemError(
-            problem, "Install txmq with its extra database (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(problem, step_for_extra("database")) from error
     url = os.environ.get(variable)
     if not url:
         problem = f"the environment variable {variable} is not set"

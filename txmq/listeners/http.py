@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from txmq.errors import EnvironmentProblemError, ListenerError
+from txmq.errors import EnvironmentProblemError, ListenerError, step_for_extra
 from txmq.listeners.protocol import (
     DEFAULT_HEAD_COLUMNS,
     MAX_REASON_CHARACTERS,
@@ -161,9 +161,7 @@ def _session(retries: int) -> Any:
         from urllib3.util import Retry
     except ImportError as error:
         problem = "requests is not installed, and HttpListener needs it"
-        raise EnvironmentProblemError(
-            problem, "Install txmq with its extra http (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(problem, step_for_extra("http")) from error
     session = requests.Session()
     retry = Retry(
         total=retries, backoff_factor=0.1, status_forcelist=RETRIED_STATUSES,

@@ -21,7 +21,13 @@ from typing import Any, Self, TypeGuard
 
 import pyarrow as pa
 
-from txmq.errors import BodySchemaError, EnvironmentProblemError, InvalidBodyError, shown
+from txmq.errors import (
+    BodySchemaError,
+    EnvironmentProblemError,
+    InvalidBodyError,
+    shown,
+    step_for_extra,
+)
 from txmq.message.body_types import (
     MAX_PRECISION,
     MICROS_DIGITS,
@@ -315,9 +321,7 @@ def avro_decoder(record: RecordOf) -> Callable[[bytes], Any]:
         from fastavro import parse_schema, schemaless_reader
     except ImportError as missing:
         what = "the bodies of this topic are Avro, and fastavro is not installed"
-        raise EnvironmentProblemError(
-            what, "Install txmq with its extra avro (docs/install.md)"
-        ) from missing
+        raise EnvironmentProblemError(what, step_for_extra("avro")) from missing
     schema = parse_schema(record.avro())
 
     def decode(body: bytes) -> Any:

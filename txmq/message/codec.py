@@ -15,7 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import BodyCodecError, ConfigError, EnvironmentProblemError, MessageTooLargeError
+from txmq.errors import (
+    BodyCodecError,
+    ConfigError,
+    EnvironmentProblemError,
+    MessageTooLargeError,
+    step_for_extra,
+)
 from txmq.ground.columns import Flags, whole
 from txmq.message.ids import message_id
 from txmq.message.message import Message, stored_with
@@ -273,9 +279,7 @@ def _cipher() -> type[AESGCM]:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
         what = "bodies are to be encrypted, and cryptography is not installed"
-        raise EnvironmentProblemError(
-            what, "Install txmq with its extra encryption (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(what, step_for_extra("encryption")) from error
     return AESGCM
 
 

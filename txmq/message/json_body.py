@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from txmq.errors import ConfigError, EnvironmentProblemError, InvalidBodyError, shown
+from txmq.errors import (
+    ConfigError,
+    EnvironmentProblemError,
+    InvalidBodyError,
+    shown,
+    step_for_extra,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -206,9 +212,7 @@ def adapter_of(model: type[Any]) -> TypeAdapter[Any]:
         return _adapter(cast("Hashable", model))
     except ModuleNotFoundError as error:
         problem = f"{_name(model)} as a body needs the package pydantic"
-        raise EnvironmentProblemError(
-            problem, "Install txmq with its extra pydantic (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(problem, step_for_extra("pydantic")) from error
     except Exception as error:
         problem = f"{shown(model)} is no model of a body ({type(error).__name__})"
         raise ConfigError([f"{problem}; pass a pydantic model, a dataclass or a type"]) from error

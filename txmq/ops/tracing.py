@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from txmq.consumer.handlers import process_of
-from txmq.errors import EnvironmentProblemError
+from txmq.errors import EnvironmentProblemError, step_for_extra
 from txmq.listeners.hooks import (
     EndContext,
     Hooks,
@@ -285,9 +285,7 @@ def check_installed() -> None:
         import opentelemetry.trace  # noqa: F401 - only whether it is there
     except ModuleNotFoundError as error:
         problem = "OpenTelemetry needs the package opentelemetry-api"
-        raise EnvironmentProblemError(
-            problem, "Install txmq with its extra otel (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(problem, step_for_extra("otel")) from error
 
 
 def check_provider() -> None:

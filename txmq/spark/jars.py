@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.errors import EnvironmentProblemError
+from txmq.errors import EnvironmentProblemError, step_for_extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -262,7 +262,7 @@ def installed_release() -> Release:
     except PackageNotFoundError as missing:
         raise EnvironmentProblemError(
             f"the package {missing.name} is not installed",
-            "Install txmq with its extra spark (docs/install.md)",
+            step_for_extra("spark"),
         ) from missing
 
 

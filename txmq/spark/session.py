@@ -9,7 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from txmq.errors import EnvironmentProblemError
+from txmq.errors import EnvironmentProblemError, step_for_extra
 from txmq.ground.handles import GATEWAY_PORT
 from txmq.spark.jars import (
     cache_folder,
@@ -93,9 +93,7 @@ def active_session() -> SparkSession | None:
     Raises: EnvironmentProblemError where Spark is not installed.
     """
     if find_spec("pyspark") is None:
-        raise EnvironmentProblemError(
-            _WITHOUT_SPARK, "Install txmq with its extra spark (docs/install.md)"
-        )
+        raise EnvironmentProblemError(_WITHOUT_SPARK, step_for_extra("spark"))
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession()

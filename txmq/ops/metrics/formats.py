@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from txmq.errors import ConfigError, EnvironmentProblemError
+from txmq.errors import ConfigError, EnvironmentProblemError, step_for_extra
 from txmq.ground.histogram import BOUNDS_S, Histogram
 from txmq.ops.metrics.figures import Figure, FigureKind
 from txmq.ops.tracing import check_installed
@@ -66,9 +66,7 @@ def registry_of(figures: Callable[[], Sequence[Figure]]) -> CollectorRegistry:
         from prometheus_client import CollectorRegistry, ProcessCollector
     except ModuleNotFoundError as error:
         problem = "metrics need the package prometheus-client"
-        raise EnvironmentProblemError(
-            problem, "Install txmq with its extra metrics (docs/install.md)"
-        ) from error
+        raise EnvironmentProblemError(problem, step_for_extra("metrics")) from error
     registry = CollectorRegistry()
     registry.register(cast("Any", _Collector(figures)))
     ProcessCollector(registry=registry)
