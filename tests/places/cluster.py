@@ -58,9 +58,16 @@ class Cluster:
         return f"spark://{HOST}:{self.port}"
 
     def start_worker(self) -> None:
-        """One more worker; returns once the master has it."""
+        """One more worker, on a host of its own; returns once the master has it."""
         number = len(self.workers)
-        arguments = ["--host", HOST, "--cores", str(WORKER_CORES), "--memory", WORKER_MEMORY]
+        arguments = [
+            "--host",
+            f"127.0.0.{number + 1}",
+            "--cores",
+            str(WORKER_CORES),
+            "--memory",
+            WORKER_MEMORY,
+        ]
         folder = ["--work-dir", str(self.folder / f"worker-{number}"), "--webui-port", "0"]
         self.workers.append(self._run(_WORKER, *arguments, *folder, self.address, name=f"{number}"))
         self._await(lambda: self.state()["aliveworkers"] >= self.running())

@@ -7,19 +7,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.kit import s3
+from tests.kit.reading import bodies
 from tests.places.cluster import PROJECT, Cluster, spark_cluster
 from tests.places.on_cluster import TOPIC, TYPED
 from txmq.errors import TxmqError
+from txmq.maintenance.orphans import sweep
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
 from txmq.store.store import Store
+from txmq.verify import verify
 
 PROGRAM = Path(__file__).with_name("on_cluster.py")
 BROKER = PROJECT / "jobs" / "broker.py"
@@ -130,6 +134,41 @@ def s3_options(server: s3.S3) -> list[str]:
     }
     flags = [text for pair in settings.items() for text in ("--conf", "=".join(pair))]
     return ["--jars", str(s3_log_store_jar()), *flags]
+
+
+# --- tasks that run more than once ----------------------------------------------------------------
+
+# Spark copies a task to another host that takes longer than a second.
+SPECULATION = {
+    "spark.speculation": "true", "spark.speculation.interval": "50ms",
+    "spark.speculation.task.duration.threshold": "1s",
+}  # fmt: skip
+
+
+def test_tasks_that_run_again_after_they_wrote_double_nothing(tmp_path: Path) -> None:
+    attempts, messages = tmp_path / "attempts", 10_000
+    attempts.mkdir()
+    store = Store.create(tmp_path / "store", Config(payload_engine="spark"))
+    unlucky = f"{PROGRAM.with_name('unlucky')}{os.pathsep}{PROJECT}"
+    environment = {"PYTHONPATH": unlucky, "ATTEMPTS": str(attempts)}
+    flags = [text for pair in SPECULATION.items() for text in ("--conf", "=".join(pair))]
+    # A copy runs on a host that has had no attempt of its task.
+    with spark_cluster(tmp_path, 3, environment) as cluster:
+        options = ["--total-executor-cores", "3", *flags]
+        sender = cluster.submit(PROGRAM, "send", store.location, str(messages), options=options)
+        cluster.said(sender, LIMIT_S)
+        once = cluster.submit(BROKER, store.location, "--once", options=options)
+        once.communicate(timeout=LIMIT_S)
+        assert once.returncode == 0, cluster.logs()
+
+    expected = sorted(b'{"order": %d}' % number for number in range(messages))
+    assert sorted(bodies(store, TOPIC)) == expected
+    assert not any(result.violation_count for result in verify(store.location).results)
+    names = [path.name.split(".") for path in attempts.iterdir()]
+    for name, path in (("half", "half"), (TOPIC, f"topics/{TOPIC}")):
+        numbers = Counter(number for kind, _, _, number in names if kind == name)
+        assert numbers.keys() == {"0", "1", "2"}
+        assert sweep(store.tables.table_at(path), lambda _: True) == numbers.total() - numbers["0"]
 
 
 # --- executors that need txmq --------------------------------------------------------------------

@@ -416,9 +416,9 @@ def test_file_with_messages_without_halves_that_cannot_be_read_stops_it(past: Pa
         path.rename(path.with_suffix(".parquet"))
 
 
-def test_topic_that_lost_old_messages_by_its_own_retention_keeps_its_offsets(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def short(tmp_path: Path) -> tuple[Store, Topics, Publisher]:
+    """A topic of nine messages whose first ones its own retention has taken."""
     clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
     store = Store.create(tmp_path / "store", Config(file_reserved_time_h=1_000))
     topics = Topics(store, clock=clock)
@@ -429,8 +429,15 @@ def test_topic_that_lost_old_messages_by_its_own_retention_keeps_its_offsets(
         publisher.run_once()
         clock.advance(600)
     TopicRetention(store, clock).run()
+    assert topic_rows(store, TOPIC)[0]["queue_offset"] > 0
+    return store, topics, publisher
+
+
+def test_topic_that_lost_old_messages_by_its_own_retention_keeps_its_offsets(
+    short: tuple[Store, Topics, Publisher],
+) -> None:
+    store, topics, publisher = short
     before = topic_rows(store, TOPIC)
-    assert before[0]["queue_offset"] > 0
     vandal = Vandal(store.location)
     vandal.lose(before[-2]["transaction_id"], TOPIC)
     vandal.change(before[0]["transaction_id"], TOPIC, body=b"wrong")
@@ -443,6 +450,25 @@ def test_topic_that_lost_old_messages_by_its_own_retention_keeps_its_offsets(
     send(store, TOPIC, 1)
     publisher.run_once()
     assert topic_rows(store, TOPIC)[-1]["queue_offset"] == before[-1]["queue_offset"] + 1
+
+
+def test_topic_whose_last_rows_are_lost_after_its_retention_gets_its_offsets_back(
+    short: tuple[Store, Topics, Publisher],
+) -> None:
+    store, topics, publisher = short
+    before = topic_rows(store, TOPIC)
+    DeltaTable(f"{store.location}/topics/{TOPIC}").delete()
+    send(store, TOPIC, 1)
+
+    found = topics.rebuild(TOPIC, apply=True)
+
+    assert found.missing == len(before)
+    publisher.run_once()
+    after = topic_rows(store, TOPIC)
+    assert [row["queue_offset"] for row in after] == [
+        *(row["queue_offset"] for row in before), before[-1]["queue_offset"] + 1,
+    ]  # fmt: skip
+    assert is_clean(store.location)
 
 
 # --- delayed messages ----------------------------------------------------------------------------

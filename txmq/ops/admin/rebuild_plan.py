@@ -293,7 +293,7 @@ class TopicComparison:
     def _base_of(self, queue: int, shifts: Integers) -> int:
         if self.begin is not None:
             if not len(shifts):
-                return self.log.next_offsets([queue])[queue]
+                return self._base_before_end(queue)
             values, counts = np.unique(shifts, return_counts=True)
             return max(0, int(values[counts.argmax()]))
         # A message that is missing from a queue shifts all later ones, up to the last.
@@ -305,6 +305,15 @@ class TopicComparison:
             )
             raise TopicNotRebuiltError(self.log.name, problem)
         return 0
+
+    def _base_before_end(self, queue: int) -> int:
+        """Find the offset of a queue's first counted row where the topic shows none of them.
+
+        They were the last ones before its next offset, so nothing that groups have read moves.
+        """
+        rows = self._counted()
+        was_shown = (self._queues()[rows] == queue) & (self._versions()[rows] <= self.log.mark)
+        return max(0, self.log.next_offsets([queue])[queue] - int(was_shown.sum()))
 
     def _numbered(self) -> tuple[Integers, dict[int, int]]:
         """Return the offset of each row by its number, and the next offset of each queue."""
