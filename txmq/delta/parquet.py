@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -337,9 +337,11 @@ def _stats_of_footer(metadata: pq.FileMetaData, statistics: Sequence[str]) -> st
         if not groups or not all(stats.has_null_count for stats in groups):
             continue
         nulls[name] = sum(stats.null_count for stats in groups)
-        if all(stats.has_min_max for stats in groups):
-            low[name] = plain(min(stats.min for stats in groups))
-            high[name] = plain(max(stats.max for stats in groups))
+        # Of what other programs wrote and Python cannot read, no bounds are said.
+        with suppress(ValueError, OverflowError):
+            if all(stats.has_min_max for stats in groups):
+                bounds = (min(stats.min for stats in groups), max(stats.max for stats in groups))
+                low[name], high[name] = map(plain, bounds)
     return stats_json(metadata.num_rows, low, high, nulls)
 
 

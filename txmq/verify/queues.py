@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.ground.columns import python_values
 from txmq.verify.arrays import ABSENT, Flags, Integers, changes, integers, ranks, repeats, taken
 from txmq.verify.deliveries import DELIVERED_NUMBER
 from txmq.verify.fold import COMMITTED, DISCARDED, EXPIRED
@@ -383,10 +384,8 @@ class TopicAddresses:
             queue, offset = integers(batch["queue_id"]), integers(batch["queue_offset"])
             near = np.flatnonzero(np.isin(queue, queues) & np.isin(offset, offsets))
             shown = pa.Table.from_batches([batch.take(pa.array(near))])
-            named = zip(
-                pc.fill_null(shown["message_id"], "").to_pylist(), addresses_of(self.topic, shown),
-                strict=True,
-            )  # fmt: skip
+            message_ids = python_values(pc.fill_null(shown["message_id"], ""))
+            named = zip(message_ids, addresses_of(self.topic, shown), strict=True)
             for key, name in zip(zip(queue[near], offset[near], strict=True), named, strict=True):
                 rows[key].append(name)
         return {key: [address for _, address in sorted(names)] for key, names in rows.items()}

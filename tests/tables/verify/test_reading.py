@@ -17,6 +17,7 @@ from tests.kit.stores import HandMadeStore, transaction_id
 from txmq.delta.log_files import clean_log
 from txmq.delta.table import Table
 from txmq.errors import ConfigError, StorageError
+from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
@@ -110,6 +111,28 @@ def test_id_that_is_no_text_is_in_a_range_and_stops_neither_verify_nor_retention
     assert verify(store.location).violation_count == 1
     clock.advance(6 * 86_400)
     assert not broker.run_once().maintained.failed
+
+
+@pytest.mark.parametrize(("path", "column"), [("op", "kind"), ("topics/order-paid", "message_id")])
+def test_text_that_is_not_utf8_stops_neither_verify_nor_maintenance(
+    store: Store, path: str, column: str
+) -> None:
+    broker = Broker(store)
+    with TransactionProducer(store, producer_group="orders") as producer:
+        producer.send(Message("order-paid", b"42"))
+        broker.run_once()
+        rows = pa.table(DeltaTable(f"{store.location}/{path}").to_pyarrow_table()).slice(0, 1)
+        row = {name: rows[name].combine_chunks() for name in rows.column_names}
+        row[column] = column_of(b"\xff\xfe", pa.string())
+        table = store.tables.table_at(path)
+        ForeignProgram(store.location, path).append(row, table.schema.partition_by)
+        for _ in range(2 * store.config.checkpoint_interval):
+            producer.send(Message("order-paid", b"42"))
+        broker.run_once()
+
+    assert not Maintenance(store).run_once().failed
+    broken = {one.invariant for one in verify(store.location).results if one.violation_count}
+    assert ("I3" in broken) == (path == "topics/order-paid")
 
 
 def test_file_that_vanishes_while_it_is_read_is_an_error_with_its_next_step(
