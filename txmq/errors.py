@@ -572,10 +572,12 @@ class MessagesExpiredError(TxmqError):
         first_offset: int,
         missed: int,
         lost: int = 0,
+        way_on: str = "",
     ) -> None:
         """Say where to go on: `missed` messages before `first_offset` are gone.
 
-        `lost` is how many the whole topic lost by a program that is not txmq.
+        `lost` is how many the whole topic lost by a program that is not txmq. `way_on` says how to
+        go on without them, where nobody can seek.
         """
         self.topic, self.queue_id = topic, queue_id
         self.next_offset, self.first_offset, self.missed = next_offset, first_offset, missed
@@ -584,7 +586,8 @@ class MessagesExpiredError(TxmqError):
         by = f" ({cause}: txmq rebuild-topic brings them back)" if lost else ""
         super().__init__(
             f"topic {shown(topic)}, queue {queue_id}: {missed:,} messages from offset "
-            f"{next_offset:,} on are gone{by}; to go on without them, seek to {first_offset:,}"
+            f"{next_offset:,} on are gone{by}; "
+            f"{way_on or f'to go on without them, seek to {first_offset:,}'}"
         )
 
 
@@ -592,7 +595,6 @@ class ReaderOvertakenError(TxmqError):
     """Retention or clean-up took what a stream had still to read; nothing is skipped."""
 
     def __init__(self, version: int | None) -> None:
-        """Begin anew with another checkpoint, from where the group shall go on."""
         """Name the version of the topic that could not be read; Spark does not always say it."""
         self.version = version
         place = "" if version is None else f" from version {version} on"

@@ -137,6 +137,16 @@ class TopicReader:
         self._moved = MovedOffsets(0, {})
         self._checked: set[TopicCommit] = set()
 
+    @property
+    def table(self) -> Table:
+        """The table of the topic, at the version that was planned last."""
+        return self._table
+
+    @property
+    def parts(self) -> Sequence[FilePart]:
+        """The files that hold what nobody has forgotten yet, or row groups of large ones."""
+        return self._parts
+
     # --- following the log ------------------------------------------------------------------
 
     @property

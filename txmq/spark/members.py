@@ -363,6 +363,27 @@ class RangeReader:
             return []
         return ranges
 
+    def resume(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """Commit what an earlier member handled and did not commit: at most one commit, or two.
+
+        A range counts where the group still stands at its start. Return the ranges of queues that
+        this member has not got yet: to be asked about again.
+
+        Raises: as `take`.
+        """
+        self._reader.keep_up()
+        positions = dict(self._reader.servable())
+        standing = [
+            offsets
+            for offsets in ranges
+            if offsets.queue in positions
+            and positions[offsets.queue].next_offset == offsets.start < offsets.end
+        ]
+        if standing:
+            self.hand_out(standing)
+            self.commit({offsets.queue: offsets.end for offsets in standing}, standing)
+        return [offsets for offsets in ranges if offsets.queue not in positions]
+
     def hand_out(self, ranges: Sequence[OffsetRange]) -> None:
         """Note that the caller has these ranges: it commits them, or gives them again."""
         for queue, _, end in ranges:

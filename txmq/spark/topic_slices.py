@@ -1,0 +1,371 @@
+"""What a reader of the data source `txmq` is asked for, and the slices that its tasks read.
+
+Ranges of offsets are cut into slices, one for each task. A task returns exactly the offsets of its
+slice, in the order of each queue, or fails; files that were merged or rebuilt meanwhile, and rows
+that another program doubled, change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from txmq.consumer.arguments import filters_by_topic
+from txmq.consumer.offsets import (
+    NONE,
+    POSITION_COLUMNS,
+    ConsumeFromWhere,
+    StartPoint,
+    lowest_offset,
+    may_hold,
+)
+from txmq.consumer.reader import TopicReader
+from txmq.delta.file_rows import BATCH_BYTES
+from txmq.delta.files import LARGE_FILE_BYTES, DataFile, FilePart
+from txmq.delta.table import Table
+from txmq.errors import (
+    ConfigError,
+    MessagesExpiredError,
+    StorageError,
+    shown,
+)
+from txmq.ground.columns import Flags, integers, whole
+from txmq.message.codec import without_erased
+from txmq.message.filter import MessageFilter
+from txmq.message.names import check_namespace, unwrapped
+from txmq.spark.executors import TablePlace
+from txmq.spark.members import OffsetRange
+from txmq.store.catalog import TopicCatalog
+from txmq.store.schemas import TOPIC
+from txmq.store.store import Store
+
+EARLIEST, LATEST = "earliest", "latest"
+# A task reads about so many bytes, which it may have to sort.
+SLICE_BYTES = 64 * 1024 * 1024
+BATCH_ROWS = 10_000
+# Without a limit a batch takes all that is visible.
+NO_LIMIT = 1 << 62
+_WAY_ON = "to go on without them, set failOnDataLoss to false"
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options of a reader, checked.
+
+    Attributes:
+        location: of the store.
+        topics: the filter of each topic as they were given.
+        filters: the filter of each topic, by its stored name.
+        start: where a DataFrame, a new stream or a new group begins.
+        end: where a DataFrame ends.
+        group: the consumer group of a stream, as it was given; None for none.
+        max_messages: the most that a batch of a stream takes.
+        fails_on_data_loss: whether messages that are gone are an error.
+    """
+
+    location: str
+    topics: Mapping[str, str | None]
+    filters: Mapping[str, MessageFilter]
+    start: StartPoint
+    end: StartPoint
+    group: str | None
+    namespace: str | None
+    max_messages: int
+    fails_on_data_loss: bool
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Check what a user said.
+
+        Raises: ConfigError with all faults; InvalidNameError, InvalidFilterError.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        faults = [
+            f"option {name} is not one of {', '.join(sorted(_OPTIONS.values()))}"
+            for name in given.keys() - _OPTIONS.keys()
+        ]
+        faults += [f"option {name} is missing" for name in ("path", "topic") if not given.get(name)]
+        if "tags" in given and "filter" in given:
+            faults.append("options tags and filter are both given; pass one")
+        readers = {"max": _max_messages, "start": _start, "end": _end, "fails": _fails_on_loss}
+        values: dict[str, Any] = {}
+        for name, read in readers.items():
+            try:
+                values[name] = read(given)
+            except ConfigError as error:
+                faults += error.faults
+        if faults:
+            raise ConfigError(faults)
+        space = given.get("namespace")
+        namespace = None if space is None else check_namespace(space)
+        text = f"sql:{given['filter']}" if "filter" in given else given.get("tags")
+        topics = dict.fromkeys([name.strip() for name in given["topic"].split(",")], text)
+        return cls(
+            given["path"], topics, filters_by_topic(topics, namespace),
+            values["start"].in_namespace(namespace), values["end"].in_namespace(namespace),
+            given.get("group"), namespace, values["max"], values["fails"],
+        )  # fmt: skip
+
+    def store(self) -> Store:
+        """Open the store. Raises: as `Store.open`."""
+        return Store.open(self.location)
+
+
+_OPTIONS = {
+    name.lower(): name
+    for name in (
+        "path", "topic", "tags", "filter", "namespace", "startingOffsets", "startingTimestamp",
+        "endingOffsets", "endingTimestamp", "group", "maxMessagesPerTrigger", "failOnDataLoss",
+    )
+}  # fmt: skip
+
+
+def _max_messages(given: Mapping[str, str]) -> int:
+    text = given.get("maxmessagespertrigger")
+    if text is None:
+        return NO_LIMIT
+    if re.fullmatch(r"[1-9][0-9]{0,17}", text, re.ASCII):
+        return int(text)
+    raise ConfigError(
+        [f"option maxMessagesPerTrigger must be a whole number above 0, not {shown(text)}"]
+    )
+
+
+def _fails_on_loss(given: Mapping[str, str]) -> bool:
+    text = given.get("failondataloss", "true").lower()
+    if text not in {"true", "false"}:
+        raise ConfigError([f"option failOnDataLoss must be true or false, not {shown(text)}"])
+    return text == "true"
+
+
+def _start(given: Mapping[str, str]) -> StartPoint:
+    return _point("starting", given, ConsumeFromWhere.FIRST_OFFSET)
+
+
+def _end(given: Mapping[str, str]) -> StartPoint:
+    return _point("ending", given, ConsumeFromWhere.LAST_OFFSET)
+
+
+def _point(which: str, given: Mapping[str, str], default: ConsumeFromWhere) -> StartPoint:
+    """Read `startingOffsets` or `startingTimestamp`, or those of the end. Raises: ConfigError."""
+    offsets, moment = given.get(f"{which}offsets"), given.get(f"{which}timestamp")
+    if offsets is not None and moment is not None:
+        raise ConfigError([f"options {which}Offsets and {which}Timestamp are both given; pass one"])
+    if moment is not None:
+        return StartPoint.of(ConsumeFromWhere.TIMESTAMP, _moment(f"{which}Timestamp", moment))
+    if offsets is None or offsets.lower() in {EARLIEST, LATEST}:
+        is_first = default if offsets is None else _NAMED[offsets.lower()]
+        return StartPoint(is_first)
+    try:
+        by_topic = json.loads(offsets)
+        chosen = {
+            topic: {int(queue): offset for queue, offset in queues.items()}
+            for topic, queues in by_topic.items()
+        }
+    except (ValueError, AttributeError) as error:
+        example = '{"order-paid": {"0": 42}}'
+        problem = f"option {which}Offsets must be {EARLIEST}, {LATEST} or JSON such as {example}"
+        raise ConfigError([f"{problem}, not {shown(offsets)}"]) from error
+    return replace(StartPoint.of(chosen, None), where=default)
+
+
+_NAMED = {EARLIEST: ConsumeFromWhere.FIRST_OFFSET, LATEST: ConsumeFromWhere.LAST_OFFSET}
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        example = "2026-11-28T12:00:00+00:00"
+        raise ConfigError(
+            [f"option {name} must be a time with its zone such as {example}, not {shown(text)}"]
+        )
+    return moment
+
+
+def columns_of(options: ReadOptions) -> pa.Schema:
+    """Return the columns of topics, those of their bodies last.
+
+    Raises: TopicNotFoundError; StorageError if two topics have a column of one name and several
+        types.
+    """
+    store = options.store()
+    catalog, fields = TopicCatalog(store), {field.name: field for field in TOPIC.columns}
+    for topic in options.filters:
+        catalog.check_is_there(topic)
+        table = store.tables.table_at(f"topics/{topic}")
+        for field in table.log.columns if table.exists() else ():
+            if field.name in fields and fields[field.name].type != field.type:
+                problem = f"column {field.name} is {field.type}, and {fields[field.name].type} in"
+                raise StorageError(f"topics/{topic}", f"{problem} another topic; read each alone")
+            fields.setdefault(field.name, field)
+    return pa.schema([pa.field(field.name, field.type) for field in fields.values()])
+
+
+# --- slices ---------------------------------------------------------------------------------------
+
+
+def sliced(ranges: Sequence[OffsetRange], count: int) -> list[list[OffsetRange]]:
+    """Cut ranges into up to `count` slices of like size; each queue goes on in the next slice."""
+
+    def cut(offsets: OffsetRange, number: int) -> int:
+        return offsets.start + offsets.messages * number // count
+
+    slices = (
+        [offsets._replace(start=cut(offsets, n), end=cut(offsets, n + 1)) for offsets in ranges]
+        for n in range(count)
+    )
+    filled = ([offsets for offsets in each if offsets.messages] for each in slices)
+    return [each for each in filled if each]
+
+
+class TopicSlice(InputPartition):
+    """What one task reads of a topic: ranges of offsets, and the files that may hold them."""
+
+    def __init__(
+        self,
+        place: TablePlace,
+        columns: pa.Schema,
+        ranges: Sequence[OffsetRange],
+        files: Sequence[DataFile],
+        options: ReadOptions,
+    ) -> None:
+        """Hold plain values, which Spark sends to an executor."""
+        super().__init__(None)
+        self.place, self.columns, self.options = place, columns, options
+        self.ranges, self.files = list(ranges), list(files)
+
+
+def slices_of(
+    reader: TopicReader, ranges: Sequence[OffsetRange], options: ReadOptions
+) -> list[TopicSlice]:
+    """Plan the tasks that read ranges of offsets of one topic, in their order; 0 commits."""
+    if not ranges:
+        return []
+    table = reader.table
+    parts = [part for part in reader.parts if may_hold_any(part, ranges)]
+    rows = sum(part.file.num_records for part in parts)
+    row_bytes = sum(part.file.size_bytes for part in parts) / max(rows, 1)
+    count = math.ceil(row_bytes * sum(each.messages for each in ranges) / SLICE_BYTES)
+    place, columns = TablePlace.of(table), table.log.columns
+    return [
+        TopicSlice(place, columns, each, _files_of(parts, each), options)
+        for each in sliced(ranges, max(1, count))
+    ]
+
+
+def _files_of(parts: Iterable[FilePart], ranges: Sequence[OffsetRange]) -> list[DataFile]:
+    return [part.file for part in parts if may_hold_any(part, ranges)]
+
+
+# --- on an executor -------------------------------------------------------------------------------
+
+
+def messages_of(task: TopicSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield exactly the messages of a slice that pass the filter, each queue in its order.
+
+    Memory holds the slice.
+
+    Raises: MessagesExpiredError where a message is gone, unless the options allow it; StorageError.
+    """
+    rows = _in_order(_rows_of(task))
+    if task.options.fails_on_data_loss:
+        _check_whole(rows, task.ranges)
+    rows = without_erased(rows)
+    message_filter = task.options.filters[task.ranges[0].queue.topic]
+    if not message_filter.is_all:
+        rows = rows.filter(message_filter.mask(rows))
+    shown_rows = _without_namespace(rows, task.options.namespace)
+    columns = [
+        shown_rows[field.name].cast(field.type)
+        if field.name in shown_rows.column_names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    size = max(1, min(BATCH_ROWS, BATCH_BYTES * rows.num_rows // max(rows.nbytes, 1)))
+    yield from pa.table(columns, schema=schema).combine_chunks().to_batches(size)
+
+
+def _rows_of(task: TopicSlice) -> pa.Table:
+    """Read the rows of a slice, in no order; of large files only the row groups that hold some."""
+    schema = replace(TOPIC, columns=task.columns)
+    table = Table(task.place.location, schema, task.place.options)
+    names = task.columns.names
+    pieces = [task.columns.empty_table()]
+    for file in task.files:
+        parts: Sequence[FilePart] = [FilePart(file, {}, {})]
+        if file.size_bytes > LARGE_FILE_BYTES:
+            parts = table.rows.row_groups(parts[0], POSITION_COLUMNS) or parts
+        parts = [part for part in parts if may_hold_any(part, task.ranges)]
+        pieces += (
+            piece.filter(pa.array(_is_in(piece, task.ranges)))
+            for piece in (table.rows.pieces_of_parts(parts, names) if parts else ())
+        )
+    return pa.concat_tables(pieces)
+
+
+def _is_in(rows: pa.Table, ranges: Sequence[OffsetRange]) -> Flags:
+    queue, offset = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
+    flags = np.zeros(rows.num_rows, dtype=bool)
+    for each in ranges:
+        flags |= (queue == each.queue.queue_id) & (offset >= each.start) & (offset < each.end)
+    return flags
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    """Sort by queue and offset; of rows that another program doubled the first one stays."""
+    queue, offset = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
+    order = np.lexsort((offset, queue))
+    queue, offset = queue[order], offset[order]
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = (queue[1:] != queue[:-1]) | (offset[1:] != offset[:-1])
+    chosen = order[is_first]
+    is_sorted = len(chosen) == rows.num_rows and bool((np.diff(chosen) > 0).all())
+    return rows if is_sorted else rows.take(pa.array(chosen))
+
+
+def _check_whole(rows: pa.Table, ranges: Sequence[OffsetRange]) -> None:
+    """Raise MessagesExpiredError for the first message of the ranges that is not among the rows."""
+    queue, offset = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
+    for each in ranges:
+        there = offset[queue == each.queue.queue_id]
+        if len(there) < each.messages:
+            gone = np.setdiff1d(np.arange(each.start, each.end), there)
+            first = int(gone[0])
+            after = there[there > first]
+            raise MessagesExpiredError(
+                each.queue.topic, each.queue.queue_id, next_offset=first, missed=len(gone),
+                first_offset=int(after[0]) if len(after) else each.end, way_on=_WAY_ON,
+            )  # fmt: skip
+
+
+def _without_namespace(rows: pa.Table, namespace: str | None) -> pa.Table:
+    if namespace is None:
+        return rows
+    for name in ("topic", "producer_group"):
+        place, names = rows.column_names.index(name), whole(rows[name]).dictionary_encode()
+        bare = [unwrapped(text, namespace) for text in names.dictionary.to_pylist()]
+        column = pa.array(bare, pa.string()).take(names.indices)
+        rows = rows.set_column(place, rows.schema.field(place), column)
+    return rows
+
+
+def may_hold_any(part: FilePart, ranges: Iterable[OffsetRange]) -> bool:
+    """Tell whether a part of a file may hold a message of one of the ranges."""
+    low = lowest_offset(part)
+    return any(
+        may_hold(part, each.queue.queue_id, each.start) and low < each.end for each in ranges
+    )

@@ -1,0 +1,378 @@
+"""Streams of the data source `txmq`: which offsets a micro-batch takes (Spark 4.2 or newer).
+
+The offsets in the checkpoint say of each queue what the batch reads, [stands, from, to]: `from` to
+before `to`, while the group of the stream stood at `stands`. Spark asks for the next batch when the
+one before is done, and only then the group is moved. Where a stream was killed in between, the next
+one moves it, if the group still stands there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from txmq.consumer.arguments import Subscription
+from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.group_rules import ConsumeMode, TopicCommit, TopicQueue
+from txmq.consumer.offsets import ConsumeFromWhere, TopicOffsets
+from txmq.consumer.reader import TopicReader
+from txmq.errors import CheckpointCorruptError, OffsetOutOfRangeError
+from txmq.ground.clock import SystemClock
+from txmq.spark.members import OffsetRange, RangeReader
+from txmq.spark.topic_slices import NO_LIMIT, ReadOptions, TopicSlice, messages_of, slices_of
+from txmq.store.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+# A micro-batch may take long; a member that is gone loses its lease all the same.
+CONSUME_TIMEOUT_S = 86_400.0
+_BAD_OFFSETS = "has offsets that no stream of txmq wrote; begin with a new one"
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads the micro-batches of a stream. Spark calls it from one thread."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """Open nothing: Spark sends the reader to its executors too."""
+        self._options, self._schema = options, schema
+        self._opened: tuple[Topics, Source] | None = None
+
+    def _source(self) -> Source:
+        return self._open()[1]
+
+    def _open(self) -> tuple[Topics, Source]:
+        """Open the store, and join the group: as `GroupReader`."""
+        if self._opened is None:
+            store = self._options.store()
+            topics = Topics(store, self._options)
+            is_alone = self._options.group is None
+            source = AloneSource(topics) if is_alone else GroupSource(topics, store, self._options)
+            self._opened = topics, source
+        return self._opened
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        """Return where a new checkpoint begins. Raises: OffsetOutOfRangeError, StorageError."""
+        return self._source().first().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        """Return `maxMessagesPerTrigger`."""
+        most = self._options.max_messages
+        return ReadAllAvailable() if most == NO_LIMIT else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        """Take nothing that becomes visible from now on."""
+        self._source().end_now()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return what the next batch reads; `start` if there is nothing.
+
+        Commits: with a group at most one, and at most one more to renew its lease.
+
+        Raises: CheckpointCorruptError, TopicRestoredError, OffsetOutOfRangeError, StorageError.
+        """
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT
+        before = BatchOffsets.of(start)
+        after = self._source().after(before, most)
+        return start if after is None else after.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
+        """Return how far the topics are, for the progress of the query."""
+        return self._open()[0].ends()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Plan the tasks of a batch, also of one that is run again. Raises: as `latestOffset`."""
+        return self._open()[0].slices(BatchOffsets.of(end)) if start != end else []
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """Read one slice, on an executor."""
+        return messages_of(partition, to_arrow_schema(self._schema, timezone="UTC"))
+
+    def stop(self) -> None:
+        """Leave the group: one commit."""
+        if self._opened is not None:
+            self._opened[1].leave()
+            self._opened = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what is open out: an executor opens its own."""
+        return {**self.__dict__, "_opened": None}
+
+
+# --- offsets --------------------------------------------------------------------------------------
+
+
+class QueueOffsets(NamedTuple):
+    """What a batch reads of a queue: `start` to before `end`, while its group stood at `stands`."""
+
+    stands: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOffsets:
+    """What a batch reads, and the commits of its topics in which it was seen."""
+
+    queues: Mapping[TopicQueue, QueueOffsets]
+    commits: Mapping[str, TopicCommit | None]
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> BatchOffsets:
+        """Read what `to_json` wrote. Raises: CheckpointCorruptError."""
+        queues: dict[TopicQueue, QueueOffsets] = {}
+        commits: dict[str, TopicCommit | None] = {}
+        try:
+            for topic, facts in value.items():
+                seen = facts["commit"]
+                commits[topic] = None if seen is None else TopicCommit(*map(_number, seen))
+                for queue, numbers in facts["queues"].items():
+                    offsets = QueueOffsets(*map(_number, numbers))
+                    queues[TopicQueue(topic, int(queue))] = offsets
+                    if not offsets.stands <= offsets.start <= offsets.end:
+                        raise ValueError(topic)  # noqa: TRY301 - one error for all
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointCorruptError("the checkpoint of a stream", _BAD_OFFSETS) from error
+        return cls(queues, commits)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for Spark's checkpoint."""
+        value: dict[str, Any] = {
+            topic: {"commit": None if seen is None else [*seen], "queues": {}}
+            for topic, seen in sorted(self.commits.items())
+        }
+        for queue, offsets in sorted(self.queues.items()):
+            value[queue.topic]["queues"][str(queue.queue_id)] = [*offsets]
+        return value
+
+    def ranges(self, topic: str) -> list[OffsetRange]:
+        """Return what the batch reads of a topic."""
+        return [
+            OffsetRange(queue, offsets.start, offsets.end)
+            for queue, offsets in self.queues.items()
+            if queue.topic == topic and offsets.start < offsets.end
+        ]
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def shares(waiting: Mapping[TopicQueue, int], most: int) -> dict[TopicQueue, int]:
+    """Share `most` messages among queues: each gets as many as it has, or a like share of the rest.
+
+    The queue with the fewest comes first, so that what it leaves goes to the others.
+    """
+    shared: dict[TopicQueue, int] = {}
+    for place, (queue, count) in enumerate(sorted(waiting.items(), key=lambda pair: pair[1])):
+        left, queues = most - sum(shared.values()), len(waiting) - place
+        shared[queue] = min(count, -(-left // queues))
+    return shared
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+class Topics:
+    """The topics of a stream, followed as their logs grow. Not safe for several threads."""
+
+    def __init__(self, store: Store, options: ReadOptions) -> None:
+        """Read nothing yet."""
+        self.store, self.options = store, options
+        self._readers: dict[str, TopicReader] = {}
+
+    def look(self, topic: str) -> TopicReader:
+        """Follow the log of a topic, and return its reader. Raises: StorageError."""
+        reader = self._readers.setdefault(topic, TopicReader(self.store, topic))
+        reader.look()
+        return reader
+
+    def ends(self) -> dict[str, Any]:
+        """Return the next offset of each queue of each topic."""
+        readers = {topic: self.look(topic) for topic in self.options.filters}
+        return {
+            topic: {str(queue): end for queue, end in sorted(reader.ends.items())}
+            for topic, reader in readers.items()
+        }
+
+    def slices(self, batch: BatchOffsets) -> list[TopicSlice]:
+        """Plan the tasks of a batch. Raises: TopicRestoredError, StorageError."""
+        tasks: list[TopicSlice] = []
+        for topic in batch.commits:
+            reader, ranges = self.look(topic), batch.ranges(topic)
+            self.check_same(reader, batch, ranges)
+            tasks += slices_of(reader, ranges, self.options)
+        return tasks
+
+    @staticmethod
+    def check_same(reader: TopicReader, batch: BatchOffsets, ranges: Sequence[OffsetRange]) -> None:
+        """Raise TopicRestoredError where the offsets of a batch are of other messages now."""
+        if (commit := batch.commits[reader.topic]) is not None:
+            for offsets in ranges:
+                reader.check_follows(commit, offsets.queue.queue_id, offsets.end)
+
+
+class Source(Protocol):
+    """Chooses what the batches of a stream read."""
+
+    def first(self) -> BatchOffsets:
+        """Return where a new checkpoint begins."""
+        ...
+
+    def after(self, before: BatchOffsets, most: int) -> BatchOffsets | None:
+        """Return what the batch after `before` reads, which is done; None for nothing."""
+        ...
+
+    def end_now(self) -> None:
+        """Take nothing that becomes visible later."""
+        ...
+
+    def leave(self) -> None:
+        """Give up what is held."""
+        ...
+
+
+class AloneSource:
+    """A stream without a group: its checkpoint alone knows how far it is; 0 commits."""
+
+    def __init__(self, topics: Topics) -> None:
+        """Read nothing yet."""
+        self._topics = topics
+        self._last: Mapping[TopicQueue, int] | None = None
+
+    def first(self) -> BatchOffsets:
+        """Do as Source says, by the options."""
+        queues: dict[TopicQueue, QueueOffsets] = {}
+        commits: dict[str, TopicCommit | None] = {}
+        for topic in self._topics.options.filters:
+            commits[topic] = self._topics.look(topic).commit
+            store, start = self._topics.store, self._topics.options.start
+            ids = range(TopicOffsets(store, topic).queue_count())
+            for queue_id, offset in start.offsets_in(store, topic, ids).items():
+                queues[TopicQueue(topic, queue_id)] = QueueOffsets(offset, offset, offset)
+        return BatchOffsets(queues, commits)
+
+    def after(self, before: BatchOffsets, most: int) -> BatchOffsets | None:
+        """Do as Source says: each queue goes on where the batch before ended."""
+        readers = {topic: self._topics.look(topic) for topic in self._topics.options.filters}
+        begins: dict[TopicQueue, int] = {}
+        waiting: dict[TopicQueue, int] = {}
+        for topic, reader in readers.items():
+            for queue_id in reader.ends:
+                queue = TopicQueue(topic, queue_id)
+                begins[queue] = before.queues[queue].end if queue in before.queues else 0
+                waiting[queue] = self._waiting(reader, queue, begins[queue], before)
+        if not any(waiting.values()):
+            return None
+        chosen = shares(waiting, most)
+        queues = {
+            queue: QueueOffsets(begin, begin, begin + chosen[queue])
+            for queue, begin in begins.items()
+        }
+        return BatchOffsets(queues, {topic: reader.commit for topic, reader in readers.items()})
+
+    def _waiting(
+        self, reader: TopicReader, queue: TopicQueue, begin: int, before: BatchOffsets
+    ) -> int:
+        commit, end = before.commits.get(queue.topic), reader.ends[queue.queue_id]
+        if commit is not None:
+            reader.check_follows(commit, queue.queue_id, begin)
+        if begin > end:
+            raise OffsetOutOfRangeError(
+                queue.topic, queue.queue_id, offset=begin, first_offset=0, end_offset=end
+            )
+        return (end if self._last is None else min(end, self._last.get(queue, 0))) - begin
+
+    def end_now(self) -> None:
+        """Do as Source says."""
+        self._last = _queue_ends(self._topics)
+
+    def leave(self) -> None:
+        """Do nothing: nothing is held."""
+
+
+def _queue_ends(topics: Topics) -> dict[TopicQueue, int]:
+    return {
+        TopicQueue(topic, int(queue)): end
+        for topic, queues in topics.ends().items()
+        for queue, end in queues.items()
+    }
+
+
+class GroupSource:
+    """A stream that is a member of a group, which shares the queues and keeps the offsets."""
+
+    def __init__(self, topics: Topics, store: Store, options: ReadOptions) -> None:
+        """Join the group: as `GroupReader`."""
+        subscription = Subscription.of(
+            consumer_group=options.group, topics=options.topics, mode=ConsumeMode.CLUSTERING,
+            from_where=ConsumeFromWhere.FIRST_OFFSET, from_timestamp=None, member_id=None,
+            namespace=options.namespace,
+        )  # fmt: skip
+        reader = GroupReader(
+            store, replace(subscription, start=options.start), SystemClock(),
+            consume_timeout_s=CONSUME_TIMEOUT_S,
+        )  # fmt: skip
+        self._topics, self._ranges = topics, RangeReader(reader)
+        self._handed: list[OffsetRange] = []
+        self._last: Mapping[TopicQueue, int] | None = None
+
+    def first(self) -> BatchOffsets:
+        """Return no queue: the group says where it goes on."""
+        return BatchOffsets({}, {})
+
+    def after(self, before: BatchOffsets, most: int) -> BatchOffsets | None:
+        """Do as Source says; what was done before is committed first."""
+        pending = self._commit(before)
+        ranges = [self._until_last(offsets) for offsets in self._ranges.take(most, NO_LIMIT)]
+        self._handed = [offsets for offsets in ranges if offsets.messages]
+        if not self._handed:
+            return None
+        self._ranges.hand_out(self._handed)
+        queues = {each.queue: QueueOffsets(each.start, each.end, each.end) for each in pending}
+        queues |= {
+            each.queue: QueueOffsets(each.start, each.start, each.end) for each in self._handed
+        }
+        commits = {queue.topic: self._topics.look(queue.topic).commit for queue in queues}
+        return BatchOffsets(queues, commits)
+
+    def _commit(self, before: BatchOffsets) -> list[OffsetRange]:
+        """Commit what `before` says is done; return what nobody can tell of yet."""
+        done = {
+            queue: OffsetRange(queue, offsets.stands, offsets.end)
+            for queue, offsets in before.queues.items()
+        }
+        own = {offsets.queue: offsets for offsets in self._handed}
+        handled = {queue: own[queue].end for queue in own if done.get(queue) == own[queue]}
+        if self._handed:
+            # Spark asks a second time where it did not run what it was told before.
+            self._ranges.commit(handled, self._handed)
+            self._handed = []
+        return self._ranges.resume([offsets for q, offsets in done.items() if q not in own])
+
+    def _until_last(self, offsets: OffsetRange) -> OffsetRange:
+        if self._last is None:
+            return offsets
+        last = self._last.get(offsets.queue, offsets.start)
+        return offsets._replace(end=max(offsets.start, min(offsets.end, last)))
+
+    def end_now(self) -> None:
+        """Do as Source says."""
+        self._last = _queue_ends(self._topics)
+
+    def leave(self) -> None:
+        """Leave the group: one commit."""
+        self._ranges.leave()
