@@ -363,11 +363,20 @@ class RangeReader:
             return []
         return ranges
 
-    def resume(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """Commit what an earlier member handled and did not commit: at most one commit, or two.
+    def replay(self, queue: TopicQueue) -> int:
+        """Return how often the group went back in a queue on purpose."""
+        return replay_of(self._reader.replays, queue)
 
-        A range counts where the group still stands at its start. Return the ranges of queues that
-        this member has not got yet: to be asked about again.
+    def resume(self, ranges: Mapping[OffsetRange, int]) -> list[TopicQueue]:
+        """Commit what an earlier member handled and did not commit: at most two commits.
+
+        A range counts where the group stands at its start, and has not gone back since.
+
+        Args:
+            ranges: by range the replay of its queue.
+
+        Returns:
+            The queues that this member has not got yet: to be asked about again.
 
         Raises: as `take`.
         """
@@ -375,14 +384,16 @@ class RangeReader:
         positions = dict(self._reader.servable())
         standing = [
             offsets
-            for offsets in ranges
+            for offsets, replay in ranges.items()
             if offsets.queue in positions
-            and positions[offsets.queue].next_offset == offsets.start < offsets.end
+            and offsets.start == positions[offsets.queue].next_offset
+            and offsets.start < offsets.end
+            and replay == self.replay(offsets.queue)
         ]
         if standing:
             self.hand_out(standing)
             self.commit({offsets.queue: offsets.end for offsets in standing}, standing)
-        return [offsets for offsets in ranges if offsets.queue not in positions]
+        return [offsets.queue for offsets in ranges if offsets.queue not in positions]
 
     def hand_out(self, ranges: Sequence[OffsetRange]) -> None:
         """Note that the caller has these ranges: it commits them, or gives them again."""

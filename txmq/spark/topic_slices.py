@@ -44,7 +44,6 @@ from txmq.message.filter import MessageFilter
 from txmq.message.names import check_namespace, unwrapped
 from txmq.spark.executors import TablePlace
 from txmq.spark.members import OffsetRange
-from txmq.store.catalog import TopicCatalog
 from txmq.store.schemas import TOPIC
 from txmq.store.store import Store
 
@@ -203,11 +202,10 @@ def columns_of(options: ReadOptions) -> pa.Schema:
         types.
     """
     store = options.store()
-    catalog, fields = TopicCatalog(store), {field.name: field for field in TOPIC.columns}
+    fields = {field.name: field for field in TOPIC.columns}
     for topic in options.filters:
-        catalog.check_is_there(topic)
-        table = store.tables.table_at(f"topics/{topic}")
-        for field in table.log.columns if table.exists() else ():
+        store.topic_location(topic)
+        for field in store.tables.table_at(f"topics/{topic}").log.columns:
             if field.name in fields and fields[field.name].type != field.type:
                 problem = f"column {field.name} is {field.type}, and {fields[field.name].type} in"
                 raise StorageError(f"topics/{topic}", f"{problem} another topic; read each alone")

@@ -1,9 +1,10 @@
 """Streams of the data source `txmq`: which offsets a micro-batch takes (Spark 4.2 or newer).
 
-The offsets in the checkpoint say of each queue what the batch reads, [stands, from, to]: `from` to
-before `to`, while the group of the stream stood at `stands`. Spark asks for the next batch when the
-one before is done, and only then the group is moved. Where a stream was killed in between, the next
-one moves it, if the group still stands there.
+The offsets in the checkpoint say of each queue what the batch reads, [replay, stands, from, to]:
+`from` to before `to`, while the group of the stream stood at `stands` and had gone back on purpose
+`replay` times. Spark asks for the next batch when the one before is done, and only then the group
+is moved. Where a stream was killed in between, the next one moves it, if the group stands there
+still.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from txmq.consumer.group_rules import ConsumeMode, TopicCommit, TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere, TopicOffsets
 from txmq.consumer.reader import TopicReader
 from txmq.errors import CheckpointCorruptError, OffsetOutOfRangeError
-from txmq.ground.clock import SystemClock
+from txmq.ground.clock import Clock, SystemClock
 from txmq.spark.members import OffsetRange, RangeReader
 from txmq.spark.topic_slices import NO_LIMIT, ReadOptions, TopicSlice, messages_of, slices_of
 from txmq.store.store import Store
@@ -44,9 +45,17 @@ _BAD_OFFSETS = "has offsets that no stream of txmq wrote; begin with a new one"
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the micro-batches of a stream. Spark calls it from one thread."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        """Open nothing: Spark sends the reader to its executors too."""
-        self._options, self._schema = options, schema
+    def __init__(
+        self, options: ReadOptions, schema: StructType, clock: Clock | None = None
+    ) -> None:
+        """Open nothing: Spark sends the reader to its executors too.
+
+        Args:
+            options: what a user said.
+            schema: the columns that the stream returns.
+            clock: measures the leases of a group.
+        """
+        self._options, self._schema, self._clock = options, schema, clock
         self._opened: tuple[Topics, Source] | None = None
 
     def _source(self) -> Source:
@@ -58,7 +67,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             store = self._options.store()
             topics = Topics(store, self._options)
             is_alone = self._options.group is None
-            source = AloneSource(topics) if is_alone else GroupSource(topics, store, self._options)
+            source = AloneSource(topics) if is_alone else GroupSource(topics, self._clock)
             self._opened = topics, source
         return self._opened
 
@@ -114,11 +123,20 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class QueueOffsets(NamedTuple):
-    """What a batch reads of a queue: `start` to before `end`, while its group stood at `stands`."""
+    """What a batch reads of a queue: `start` to before `end`.
 
+    Attributes:
+        replay, stands: how often its group had gone back on purpose, and where it stood.
+    """
+
+    replay: int
     stands: int
     start: int
     end: int
+
+    def without_messages(self) -> QueueOffsets:
+        """Return the same for a later batch, which reads none of them."""
+        return self._replace(start=self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +280,7 @@ class AloneSource:
             store, start = self._topics.store, self._topics.options.start
             ids = range(TopicOffsets(store, topic).queue_count())
             for queue_id, offset in start.offsets_in(store, topic, ids).items():
-                queues[TopicQueue(topic, queue_id)] = QueueOffsets(offset, offset, offset)
+                queues[TopicQueue(topic, queue_id)] = QueueOffsets(0, offset, offset, offset)
         return BatchOffsets(queues, commits)
 
     def after(self, before: BatchOffsets, most: int) -> BatchOffsets | None:
@@ -279,7 +297,7 @@ class AloneSource:
             return None
         chosen = shares(waiting, most)
         queues = {
-            queue: QueueOffsets(begin, begin, begin + chosen[queue])
+            queue: QueueOffsets(0, begin, begin, begin + chosen[queue])
             for queue, begin in begins.items()
         }
         return BatchOffsets(queues, {topic: reader.commit for topic, reader in readers.items()})
@@ -315,15 +333,16 @@ def _queue_ends(topics: Topics) -> dict[TopicQueue, int]:
 class GroupSource:
     """A stream that is a member of a group, which shares the queues and keeps the offsets."""
 
-    def __init__(self, topics: Topics, store: Store, options: ReadOptions) -> None:
+    def __init__(self, topics: Topics, clock: Clock | None) -> None:
         """Join the group: as `GroupReader`."""
+        options = topics.options
         subscription = Subscription.of(
             consumer_group=options.group, topics=options.topics, mode=ConsumeMode.CLUSTERING,
             from_where=ConsumeFromWhere.FIRST_OFFSET, from_timestamp=None, member_id=None,
             namespace=options.namespace,
         )  # fmt: skip
         reader = GroupReader(
-            store, replace(subscription, start=options.start), SystemClock(),
+            topics.store, replace(subscription, start=options.start), clock or SystemClock(),
             consume_timeout_s=CONSUME_TIMEOUT_S,
         )  # fmt: skip
         self._topics, self._ranges = topics, RangeReader(reader)
@@ -342,26 +361,27 @@ class GroupSource:
         if not self._handed:
             return None
         self._ranges.hand_out(self._handed)
-        queues = {each.queue: QueueOffsets(each.start, each.end, each.end) for each in pending}
-        queues |= {
-            each.queue: QueueOffsets(each.start, each.start, each.end) for each in self._handed
-        }
+        queues = {queue: before.queues[queue].without_messages() for queue in pending}
+        for queue, start, end in self._handed:
+            queues[queue] = QueueOffsets(self._ranges.replay(queue), start, start, end)
         commits = {queue.topic: self._topics.look(queue.topic).commit for queue in queues}
         return BatchOffsets(queues, commits)
 
-    def _commit(self, before: BatchOffsets) -> list[OffsetRange]:
-        """Commit what `before` says is done; return what nobody can tell of yet."""
-        done = {
-            queue: OffsetRange(queue, offsets.stands, offsets.end)
-            for queue, offsets in before.queues.items()
-        }
+    def _commit(self, before: BatchOffsets) -> list[TopicQueue]:
+        """Commit what `before` says is done; return the queues that this member has not got yet."""
         own = {offsets.queue: offsets for offsets in self._handed}
+        done = {queue: OffsetRange(queue, at.start, at.end) for queue, at in before.queues.items()}
         handled = {queue: own[queue].end for queue in own if done.get(queue) == own[queue]}
         if self._handed:
             # Spark asks a second time where it did not run what it was told before.
             self._ranges.commit(handled, self._handed)
             self._handed = []
-        return self._ranges.resume([offsets for q, offsets in done.items() if q not in own])
+        earlier = {
+            OffsetRange(queue, at.stands, at.end): at.replay
+            for queue, at in before.queues.items()
+            if queue not in own
+        }
+        return self._ranges.resume(earlier)
 
     def _until_last(self, offsets: OffsetRange) -> OffsetRange:
         if self._last is None:
