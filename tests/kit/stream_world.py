@@ -10,8 +10,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import TOPIC
+from txmq.ground.clock import Clock
 from txmq.spark.topic_slices import ReadOptions, columns_of
-from txmq.spark.topic_stream import TopicStreamReader
+from txmq.spark.topic_stream import GroupSource, TopicStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,7 @@ class Query:
     _first: dict[str, Any] | None = None
     _reader: TopicStreamReader | None = None
     limit: ReadLimit | None = None
+    clock: Clock | None = None
 
     @classmethod
     def over(cls, world: ConsumerWorld, topic: str = TOPIC, **options: str) -> Query:
@@ -46,7 +48,7 @@ class Query:
         if self._reader is None:
             options = ReadOptions.of(self.options)
             schema = from_arrow_schema(columns_of(options))
-            self._reader = TopicStreamReader(options, schema, self.world.clock)
+            self._reader = TopicStreamReader(options, schema, self.clock or self.world.clock)
         return self._reader
 
     def start_of(self, batch: int) -> dict[str, Any]:
@@ -82,7 +84,14 @@ class Query:
         return self.done - before
 
     def die(self) -> None:
-        """End the process: nothing is given up."""
+        """End the process: nothing is given up, and no lease is renewed."""
+        source = (
+            None if self._reader is None or not self._reader._opened else self._reader._opened[1]
+        )
+        if isinstance(source, GroupSource):
+            renewal = source._ranges._reader._member._lease_renewal
+            assert renewal is not None
+            renewal.stop()
         self._reader = None
 
     def stop(self) -> None:

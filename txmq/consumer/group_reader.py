@@ -160,6 +160,11 @@ class GroupReader:
         return self._member.may_serve
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the group listed no other member when it was read last."""
+        return self._member.is_alone
+
+    @property
     def is_commit_due(self) -> bool:
         """Whether the last commit is a third of a lease ago."""
         return time.monotonic() - self._committed_s >= self._renewal_s

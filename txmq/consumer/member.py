@@ -127,6 +127,11 @@ class GroupMember:
         return self._held if self.may_serve else HeldQueues()
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the group listed no other member when it was read last."""
+        return self._state.members.keys() <= {self.member_id}
+
+    @property
     def may_serve(self) -> bool:
         """Whether the lease is not over: only then may messages be handed out."""
         return self._lease.left_ms > 0

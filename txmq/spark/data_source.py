@@ -27,27 +27,15 @@ from txmq.store.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 FORMAT = "txmq"
 
 
-def register_data_source(spark: SparkSession) -> None:
-    """Let a session know `format("txmq")`; also one of Spark Connect. 0 commits.
-
-    Args:
-        spark: the session; Spark 4.0 or newer, streams need 4.2.
-
-    Example:
-        >>> register_data_source(spark)
-        >>> spark.read.format("txmq").option("topic", "order-paid").load("/lake/store")
-    """
-    spark.dataSource.register(TxmqDataSource)
-
-
 class TxmqDataSource(DataSource):
-    """Reads topics of a store. The path is the location of the store; options as in docs/spark.md.
+    """Reads topics of a store, whose location is the path; `register_data_source` makes it known.
+
+    The options are those of docs/spark.md.
 
     The columns are those of TOPIC in schemas.py, and behind them those of typed bodies.
     """

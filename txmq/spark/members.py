@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -362,6 +363,17 @@ class RangeReader:
         if not self._reader.may_serve:
             return []
         return ranges
+
+    def await_queues(self, wait_s: float) -> None:
+        """Wait until no other member is listed, so that all queues come here; up to `wait_s`.
+
+        One that is gone is listed until its lease is over. Raises: as `take`.
+        """
+        end_s = time.monotonic() + wait_s
+        self._reader.keep_up()
+        while not self._reader.is_alone and time.monotonic() < end_s:
+            time.sleep(min(LOOK_INTERVAL_S, wait_s))
+            self._reader.keep_up()
 
     def replay(self, queue: TopicQueue) -> int:
         """Return how often the group went back in a queue on purpose."""

@@ -142,3 +142,18 @@ def _environment(**values: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def register_data_source(spark: SparkSession) -> None:
+    """Let a session know `format("txmq")`; also one of Spark Connect. 0 commits.
+
+    Args:
+        spark: the session, of Spark 4.0 or newer; streams need 4.2.
+
+    Example:
+        >>> register_data_source(spark)
+        >>> spark.read.format("txmq").option("topic", "order-paid").load("/lake/store")
+    """
+    from txmq.spark.data_source import TxmqDataSource
+
+    spark.dataSource.register(TxmqDataSource)

@@ -283,8 +283,9 @@ def messages_of(task: TopicSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]
     if task.options.fails_on_data_loss:
         _check_whole(rows, task.ranges)
     rows = without_erased(rows)
-    message_filter = task.options.filters[task.ranges[0].queue.topic]
-    if not message_filter.is_all:
+    # The retry topic of a group has none.
+    message_filter = task.options.filters.get(task.ranges[0].queue.topic)
+    if message_filter is not None and not message_filter.is_all:
         rows = rows.filter(message_filter.mask(rows))
     shown_rows = _without_namespace(rows, task.options.namespace)
     columns = [

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # A micro-batch may take long; a member that is gone loses its lease all the same.
 CONSUME_TIMEOUT_S = 86_400.0
+# A member that is gone has lost its lease after so many.
+LEASES = 1.5
 _BAD_OFFSETS = "has offsets that no stream of txmq wrote; begin with a new one"
 
 
@@ -359,6 +361,9 @@ class GroupSource:
         ranges = [self._until_last(offsets) for offsets in self._ranges.take(most, NO_LIMIT)]
         self._handed = [offsets for offsets in ranges if offsets.messages]
         if not self._handed:
+            if self._last is not None:
+                # The query ends here, and Spark kills this process without a word.
+                self._ranges.leave()
             return None
         self._ranges.hand_out(self._handed)
         queues = {queue: before.queues[queue].without_messages() for queue in pending}
@@ -390,8 +395,9 @@ class GroupSource:
         return offsets._replace(end=max(offsets.start, min(offsets.end, last)))
 
     def end_now(self) -> None:
-        """Do as Source says."""
+        """Do as Source says; the queues of a member that is gone are waited for."""
         self._last = _queue_ends(self._topics)
+        self._ranges.await_queues(LEASES * self._topics.store.config.consumer_lease_s)
 
     def leave(self) -> None:
         """Leave the group: one commit."""

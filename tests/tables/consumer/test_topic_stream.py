@@ -23,6 +23,7 @@ from txmq.errors import (
     TopicNotFoundError,
     TopicRestoredError,
 )
+from txmq.ground.clock import SystemClock
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.ops.admin.groups import ConsumerGroups
@@ -227,6 +228,24 @@ def test_what_becomes_visible_after_available_now_waits(
     query.stop()
     query.run()
     assert len(query.bodies) == 10
+
+
+def test_available_now_takes_the_queues_of_a_member_that_is_gone(tmp_path: Path) -> None:
+    world = TwoQueues(tmp_path, queues=2, consumer_lease_s=0.3)
+    world.fill(3)
+    killed = Query.over(world, group=BILLING)
+    killed.clock = SystemClock()
+    killed.plan()
+    killed.die()
+    query = Query.over(world, group=BILLING)
+    query.clock = SystemClock()
+    query.reader.prepareForTriggerAvailableNow()
+
+    query.run()
+
+    assert sorted(query.bodies) == expected(3)
+    assert ConsumerGroups(world.store).list()[0].members == ()
+    world.close()
 
 
 @BOTH

@@ -1,0 +1,115 @@
+"""`format("txmq")` in Spark: frames, streams, joins, aggregates, groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chispa import assert_df_equality
+
+from tests.kit.consumer_world import ConsumerWorld
+from tests.kit.delay_world import TOPIC
+from txmq.consumer.lag import lag_of_group
+from txmq.message.message import Message
+from txmq.spark.session import register_data_source
+from txmq.spark.streams import Consumer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ORDER = {
+    "encoding": "json",
+    "schema": {"type": "record", "name": "Order", "fields": [{"name": "order", "type": "long"}]},
+}
+Load = Callable[..., "DataFrame"]
+
+
+@pytest.fixture
+def world(tmp_path: Path, spark: Any) -> Any:
+    register_data_source(spark)
+    made = ConsumerWorld(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def load(world: ConsumerWorld, spark: Any) -> Load:
+    def loaded(topic: str = TOPIC, *, stream: bool = True, **options: str) -> DataFrame:
+        reader = (spark.readStream if stream else spark.read).format("txmq")
+        return reader.option("topic", topic).options(**options).load(world.store.location)
+
+    return loaded
+
+
+def run(writer: Any, folder: Path) -> Any:
+    """All that is visible; the query."""
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def test_frame_has_the_rows_of_the_topic(world: ConsumerWorld, load: Load, spark: Any) -> None:
+    world.fill(5)
+
+    frame = load(stream=False)
+
+    expected = Consumer(world.store, consumer_group="x").read(TOPIC, spark=spark)
+    by_place = ("queue_id", "queue_offset")
+    assert_df_equality(frame.orderBy(*by_place), expected.orderBy(*by_place), ignore_metadata=True)
+    later = load(stream=False, startingOffsets='{"order-paid": {"0": 3}}', endingOffsets="latest")
+    assert later.where("queue_id = 0").count() == 2
+
+
+def test_stream_into_delta_is_a_member_of_its_group(
+    world: ConsumerWorld, load: Load, spark: Any, tmp_path: Path
+) -> None:
+    world.fill(5)
+    table = str(tmp_path / "table")
+
+    def run_once() -> Any:
+        rows = load(group="billing", maxMessagesPerTrigger="9").selectExpr("CAST(body AS STRING)")
+        return run(rows.writeStream.format("delta").option("path", table), tmp_path)
+
+    progress = run_once().recentProgress
+    world.fill(1)
+    run_once()
+
+    assert [batch["numInputRows"] for batch in progress if batch["numInputRows"]] == [9, 9, 2]
+    assert spark.read.format("delta").load(table).count() == 24
+    assert sum(queue.lag for queue in lag_of_group(world.store, "billing")) == 0
+
+
+def test_streams_are_joined_and_aggregated(
+    world: ConsumerWorld, load: Load, spark: Any, tmp_path: Path
+) -> None:
+    world.topics.create("refunds", queue_nums=1)
+    for topic in (TOPIC, "refunds"):
+        world.producer.send([Message(topic, b"%d" % number) for number in range(6)])
+    world.publisher.run_once()
+    stored = "CAST(body AS STRING) AS id", "store_timestamp AS at"
+    paid = load().selectExpr(*stored).withWatermark("at", "1 hour").alias("paid")
+    back = load("refunds").selectExpr(*stored).withWatermark("at", "1 hour").alias("back")
+
+    both = paid.join(back, "id").select("id")
+    run(both.writeStream.format("delta").option("path", str(tmp_path / "both")), tmp_path)
+    counts = paid.groupBy("id").count()
+    name = counts.writeStream.format("memory").queryName("counts").outputMode("complete")
+    run(name, tmp_path / "counts")
+
+    assert spark.read.format("delta").load(str(tmp_path / "both")).count() == 6
+    assert spark.table("counts").selectExpr("sum(count)").first()[0] == 6
+
+
+def test_typed_topic_has_its_columns(world: ConsumerWorld, load: Load) -> None:
+    world.topics.create("typed", body=ORDER)
+    world.send_to(0, '{"order": 7}', topic="typed")
+
+    assert load("typed", stream=False).select("order").first()[0] == 7
+
+
+def test_option_that_is_not_known_is_told(load: Load) -> None:
+    with pytest.raises(Exception, match="option tpic is not one of"):
+        load(stream=False, tpic="x")
