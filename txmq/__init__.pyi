@@ -163,6 +163,7 @@ from txmq.spark.listeners import JdbcListener as JdbcListener
 from txmq.spark.listeners import QueryListener as QueryListener
 from txmq.spark.micro_batches import BatchTransactions as BatchTransactions
 from txmq.spark.session import local_session as local_session
+from txmq.spark.session import register_data_source as register_data_source
 from txmq.spark.streams import Consumer as Consumer
 from txmq.store.config import Config as Config
 from txmq.store.store import Store as Store

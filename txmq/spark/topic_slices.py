@@ -91,8 +91,8 @@ class ReadOptions:
         """
         given = {name.lower(): value for name, value in options.items()}
         faults = [
-            f"option {name} is not one of {', '.join(sorted(_OPTIONS.values()))}"
-            for name in given.keys() - _OPTIONS.keys()
+            f"option {name} is not one of {', '.join(sorted(OPTIONS.values()))}"
+            for name in given.keys() - OPTIONS.keys()
         ]
         faults += [f"option {name} is missing" for name in ("path", "topic") if not given.get(name)]
         if "tags" in given and "filter" in given:
@@ -121,7 +121,7 @@ class ReadOptions:
         return Store.open(self.location)
 
 
-_OPTIONS = {
+OPTIONS = {
     name.lower(): name
     for name in (
         "path", "topic", "tags", "filter", "namespace", "startingOffsets", "startingTimestamp",
