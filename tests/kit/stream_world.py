@@ -11,7 +11,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import TOPIC
 from txmq.ground.clock import Clock
-from txmq.spark.topic_slices import ReadOptions, columns_of
+from txmq.spark.data_source import read_options
+from txmq.spark.topic_slices import columns_of
 from txmq.spark.topic_stream import GroupSource, TopicStreamReader
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Query:
     @property
     def reader(self) -> TopicStreamReader:
         if self._reader is None:
-            options = ReadOptions.of(self.options)
+            options = read_options(self.options)
             schema = from_arrow_schema(columns_of(options))
             self._reader = TopicStreamReader(options, schema, self.clock or self.world.clock)
         return self._reader

@@ -6,7 +6,11 @@ checkpoint names: compaction, a rebuilt topic or the clean-up of a log do not di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -17,12 +21,21 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from txmq.consumer.arguments import filters_by_topic
 from txmq.consumer.group_rules import TopicQueue
-from txmq.consumer.offsets import ConsumeFromWhere, TopicOffsets, check_offset
+from txmq.consumer.offsets import ConsumeFromWhere, StartPoint, TopicOffsets, check_offset
 from txmq.consumer.reader import TopicReader
-from txmq.errors import EnvironmentProblemError
+from txmq.errors import ConfigError, EnvironmentProblemError, shown
+from txmq.message.names import check_namespace
 from txmq.spark.members import OffsetRange
-from txmq.spark.topic_slices import ReadOptions, TopicSlice, columns_of, messages_of, slices_of
+from txmq.spark.topic_slices import (
+    NO_LIMIT,
+    ReadOptions,
+    TopicSlice,
+    columns_of,
+    messages_of,
+    slices_of,
+)
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -30,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "txmq"
+EARLIEST, LATEST = "earliest", "latest"
 
 
 class TxmqDataSource(DataSource):
@@ -47,11 +61,11 @@ class TxmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the topics. Raises: ConfigError, StorageError."""
-        return from_arrow_schema(columns_of(ReadOptions.of(self.options)))
+        return from_arrow_schema(columns_of(read_options(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what plans and reads a DataFrame; nothing is opened yet."""
-        return TopicBatchReader(ReadOptions.of(self.options), schema)
+        return TopicBatchReader(read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return what plans and reads a stream; nothing is opened yet.
@@ -64,7 +78,7 @@ class TxmqDataSource(DataSource):
             problem = "this Spark cannot ask a Python data source for a part of what is new"
             way_out = "Use Spark 4.2, or Consumer.read_stream."
             raise EnvironmentProblemError(problem, way_out) from error
-        return TopicStreamReader(ReadOptions.of(self.options), schema)
+        return TopicStreamReader(read_options(self.options), schema)
 
 
 # --- a DataFrame ----------------------------------------------------------------------------------
@@ -113,3 +127,113 @@ class TopicBatchReader(DataSourceReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Read one slice, on an executor."""
         return messages_of(partition, to_arrow_schema(self._schema, timezone="UTC"))
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Check what a user said.
+
+    Raises: ConfigError with all faults; InvalidNameError, InvalidFilterError.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    faults = [
+        f"option {name} is not one of {', '.join(sorted(OPTIONS.values()))}"
+        for name in given.keys() - OPTIONS.keys()
+    ]
+    faults += [f"option {name} is missing" for name in ("path", "topic") if not given.get(name)]
+    if "tags" in given and "filter" in given:
+        faults.append("options tags and filter are both given; pass one")
+    readers = {"max": _max_messages, "start": _start, "end": _end, "fails": _fails_on_loss}
+    values: dict[str, Any] = {}
+    for name, read in readers.items():
+        try:
+            values[name] = read(given)
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(faults)
+    space = given.get("namespace")
+    namespace = None if space is None else check_namespace(space)
+    text = f"sql:{given['filter']}" if "filter" in given else given.get("tags")
+    topics = dict.fromkeys([name.strip() for name in given["topic"].split(",")], text)
+    return ReadOptions(
+        given["path"], topics, filters_by_topic(topics, namespace),
+        values["start"].in_namespace(namespace), values["end"].in_namespace(namespace),
+        given.get("group"), namespace, values["max"], values["fails"],
+    )  # fmt: skip
+
+
+OPTIONS = {
+    name.lower(): name
+    for name in (
+        "path", "topic", "tags", "filter", "namespace", "startingOffsets", "startingTimestamp",
+        "endingOffsets", "endingTimestamp", "group", "maxMessagesPerTrigger", "failOnDataLoss",
+    )
+}  # fmt: skip
+
+
+def _max_messages(given: Mapping[str, str]) -> int:
+    text = given.get("maxmessagespertrigger")
+    if text is None:
+        return NO_LIMIT
+    if re.fullmatch(r"[1-9][0-9]{0,17}", text, re.ASCII):
+        return int(text)
+    raise ConfigError(
+        [f"option maxMessagesPerTrigger must be a whole number above 0, not {shown(text)}"]
+    )
+
+
+def _fails_on_loss(given: Mapping[str, str]) -> bool:
+    text = given.get("failondataloss", "true").lower()
+    if text not in {"true", "false"}:
+        raise ConfigError([f"option failOnDataLoss must be true or false, not {shown(text)}"])
+    return text == "true"
+
+
+def _start(given: Mapping[str, str]) -> StartPoint:
+    return _point("starting", given, ConsumeFromWhere.FIRST_OFFSET)
+
+
+def _end(given: Mapping[str, str]) -> StartPoint:
+    return _point("ending", given, ConsumeFromWhere.LAST_OFFSET)
+
+
+def _point(which: str, given: Mapping[str, str], default: ConsumeFromWhere) -> StartPoint:
+    """Read `startingOffsets` or `startingTimestamp`, or those of the end. Raises: ConfigError."""
+    offsets, moment = given.get(f"{which}offsets"), given.get(f"{which}timestamp")
+    if offsets is not None and moment is not None:
+        raise ConfigError([f"options {which}Offsets and {which}Timestamp are both given; pass one"])
+    if moment is not None:
+        return StartPoint.of(ConsumeFromWhere.TIMESTAMP, _moment(f"{which}Timestamp", moment))
+    if offsets is None or offsets.lower() in {EARLIEST, LATEST}:
+        is_first = default if offsets is None else _NAMED[offsets.lower()]
+        return StartPoint(is_first)
+    try:
+        by_topic = json.loads(offsets)
+        chosen = {
+            topic: {int(queue): offset for queue, offset in queues.items()}
+            for topic, queues in by_topic.items()
+        }
+    except (ValueError, AttributeError) as error:
+        example = '{"order-paid": {"0": 42}}'
+        problem = f"option {which}Offsets must be {EARLIEST}, {LATEST} or JSON such as {example}"
+        raise ConfigError([f"{problem}, not {shown(offsets)}"]) from error
+    return replace(StartPoint.of(chosen, None), where=default)
+
+
+_NAMED = {EARLIEST: ConsumeFromWhere.FIRST_OFFSET, LATEST: ConsumeFromWhere.LAST_OFFSET}
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        example = "2026-11-28T12:00:00+00:00"
+        raise ConfigError(
+            [f"option {name} must be a time with its zone such as {example}, not {shown(text)}"]
+        )
+    return moment

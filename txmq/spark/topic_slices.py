@@ -7,23 +7,17 @@ that another program doubled, change nothing.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from txmq.consumer.arguments import filters_by_topic
 from txmq.consumer.offsets import (
     NONE,
     POSITION_COLUMNS,
-    ConsumeFromWhere,
     StartPoint,
     lowest_offset,
     may_hold,
@@ -33,21 +27,18 @@ from txmq.delta.file_rows import BATCH_BYTES
 from txmq.delta.files import LARGE_FILE_BYTES, DataFile, FilePart
 from txmq.delta.table import Table
 from txmq.errors import (
-    ConfigError,
     MessagesExpiredError,
     StorageError,
-    shown,
 )
 from txmq.ground.columns import Flags, integers, whole
 from txmq.message.codec import without_erased
 from txmq.message.filter import MessageFilter
-from txmq.message.names import check_namespace, unwrapped
+from txmq.message.names import unwrapped
 from txmq.spark.executors import TablePlace
 from txmq.spark.members import OffsetRange
 from txmq.store.schemas import TOPIC
 from txmq.store.store import Store
 
-EARLIEST, LATEST = "earliest", "latest"
 # A task reads about so many bytes, which it may have to sort.
 SLICE_BYTES = 64 * 1024 * 1024
 BATCH_ROWS = 10_000
@@ -55,7 +46,7 @@ BATCH_ROWS = 10_000
 NO_LIMIT = 1 << 62
 _WAY_ON = "to go on without them, set failOnDataLoss to false"
 
-# --- options --------------------------------------------------------------------------------------
+# --- what is asked for ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,116 +74,9 @@ class ReadOptions:
     max_messages: int
     fails_on_data_loss: bool
 
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Check what a user said.
-
-        Raises: ConfigError with all faults; InvalidNameError, InvalidFilterError.
-        """
-        given = {name.lower(): value for name, value in options.items()}
-        faults = [
-            f"option {name} is not one of {', '.join(sorted(OPTIONS.values()))}"
-            for name in given.keys() - OPTIONS.keys()
-        ]
-        faults += [f"option {name} is missing" for name in ("path", "topic") if not given.get(name)]
-        if "tags" in given and "filter" in given:
-            faults.append("options tags and filter are both given; pass one")
-        readers = {"max": _max_messages, "start": _start, "end": _end, "fails": _fails_on_loss}
-        values: dict[str, Any] = {}
-        for name, read in readers.items():
-            try:
-                values[name] = read(given)
-            except ConfigError as error:
-                faults += error.faults
-        if faults:
-            raise ConfigError(faults)
-        space = given.get("namespace")
-        namespace = None if space is None else check_namespace(space)
-        text = f"sql:{given['filter']}" if "filter" in given else given.get("tags")
-        topics = dict.fromkeys([name.strip() for name in given["topic"].split(",")], text)
-        return cls(
-            given["path"], topics, filters_by_topic(topics, namespace),
-            values["start"].in_namespace(namespace), values["end"].in_namespace(namespace),
-            given.get("group"), namespace, values["max"], values["fails"],
-        )  # fmt: skip
-
     def store(self) -> Store:
         """Open the store. Raises: as `Store.open`."""
         return Store.open(self.location)
-
-
-OPTIONS = {
-    name.lower(): name
-    for name in (
-        "path", "topic", "tags", "filter", "namespace", "startingOffsets", "startingTimestamp",
-        "endingOffsets", "endingTimestamp", "group", "maxMessagesPerTrigger", "failOnDataLoss",
-    )
-}  # fmt: skip
-
-
-def _max_messages(given: Mapping[str, str]) -> int:
-    text = given.get("maxmessagespertrigger")
-    if text is None:
-        return NO_LIMIT
-    if re.fullmatch(r"[1-9][0-9]{0,17}", text, re.ASCII):
-        return int(text)
-    raise ConfigError(
-        [f"option maxMessagesPerTrigger must be a whole number above 0, not {shown(text)}"]
-    )
-
-
-def _fails_on_loss(given: Mapping[str, str]) -> bool:
-    text = given.get("failondataloss", "true").lower()
-    if text not in {"true", "false"}:
-        raise ConfigError([f"option failOnDataLoss must be true or false, not {shown(text)}"])
-    return text == "true"
-
-
-def _start(given: Mapping[str, str]) -> StartPoint:
-    return _point("starting", given, ConsumeFromWhere.FIRST_OFFSET)
-
-
-def _end(given: Mapping[str, str]) -> StartPoint:
-    return _point("ending", given, ConsumeFromWhere.LAST_OFFSET)
-
-
-def _point(which: str, given: Mapping[str, str], default: ConsumeFromWhere) -> StartPoint:
-    """Read `startingOffsets` or `startingTimestamp`, or those of the end. Raises: ConfigError."""
-    offsets, moment = given.get(f"{which}offsets"), given.get(f"{which}timestamp")
-    if offsets is not None and moment is not None:
-        raise ConfigError([f"options {which}Offsets and {which}Timestamp are both given; pass one"])
-    if moment is not None:
-        return StartPoint.of(ConsumeFromWhere.TIMESTAMP, _moment(f"{which}Timestamp", moment))
-    if offsets is None or offsets.lower() in {EARLIEST, LATEST}:
-        is_first = default if offsets is None else _NAMED[offsets.lower()]
-        return StartPoint(is_first)
-    try:
-        by_topic = json.loads(offsets)
-        chosen = {
-            topic: {int(queue): offset for queue, offset in queues.items()}
-            for topic, queues in by_topic.items()
-        }
-    except (ValueError, AttributeError) as error:
-        example = '{"order-paid": {"0": 42}}'
-        problem = f"option {which}Offsets must be {EARLIEST}, {LATEST} or JSON such as {example}"
-        raise ConfigError([f"{problem}, not {shown(offsets)}"]) from error
-    return replace(StartPoint.of(chosen, None), where=default)
-
-
-_NAMED = {EARLIEST: ConsumeFromWhere.FIRST_OFFSET, LATEST: ConsumeFromWhere.LAST_OFFSET}
-
-
-def _moment(name: str, text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        example = "2026-11-28T12:00:00+00:00"
-        raise ConfigError(
-            [f"option {name} must be a time with its zone such as {example}, not {shown(text)}"]
-        )
-    return moment
 
 
 def columns_of(options: ReadOptions) -> pa.Schema:

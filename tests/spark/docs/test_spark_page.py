@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.kit.reading import publish
 from txmq import Message, TransactionProducer
-from txmq.spark.topic_slices import OPTIONS
+from txmq.spark.data_source import OPTIONS
 from txmq.store.store import Store
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
