@@ -93,7 +93,7 @@ def _poller(location: str, told: Any, stop: Any) -> None:
 
 
 def _backlog(sizes: Sizes, folder: Path, max_messages: int) -> Outcome:
-    store = _store_with_backlog(sizes, folder)
+    store = store_with_backlog(sizes, folder)
     rates, commits = [], 0
     for number in range(sizes.rounds + 1):
         group = f"backlog-{max_messages}-{number}"
@@ -114,7 +114,8 @@ def _backlog(sizes: Sizes, folder: Path, max_messages: int) -> Outcome:
     return Outcome("consumers", measure, "messages/s", rates[1:], bar=bar, facts=facts)
 
 
-def _store_with_backlog(sizes: Sizes, folder: Path) -> Store:
+def store_with_backlog(sizes: Sizes, folder: Path) -> Store:
+    """A store whose topic has `sizes.consumed` messages."""
     store = Store.create(fresh_folder(folder, "backlog"))
     half, op = store.tables.half_log().table, store.tables.op_log().table
     publisher = Publisher(store)

@@ -7,7 +7,7 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession
 
-from txmq import Store, Topics, TransactionProducer
+from txmq import Store, Topics, TransactionProducer, register_data_source
 from txmq.spark.streams import Consumer
 
 TOPIC, TYPED = "order-paid", "order-typed"
@@ -49,10 +49,13 @@ def check(spark: SparkSession, store: Store, rows: int) -> dict[str, object]:
     report = verify_by_spark(store.location.replace("s3://", "s3a://"), spark)
     read = Consumer(store, consumer_group="check").read(TOPIC, spark=spark)
     distinct = read.selectExpr("count(*) AS all", "count(DISTINCT body) AS bodies").first()
+    register_data_source(spark)
+    by_format = spark.read.format("txmq").option("topic", TOPIC).load(store.location)
     return {
         "violations": sum(one.violation_count for one in report.results),
         "rows": distinct["all"] if distinct else 0,
         "bodies": distinct["bodies"] if distinct else 0,
+        "by_format": by_format.select("body").distinct().count(),
         "expected": rows,
     }
 

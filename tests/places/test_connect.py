@@ -19,7 +19,7 @@ from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.spark.micro_batches import BatchTransactions
-from txmq.spark.session import active_session
+from txmq.spark.session import active_session, register_data_source
 from txmq.spark.streams import Consumer
 from txmq.store.config import Config
 from txmq.store.store import Store
@@ -138,6 +138,28 @@ def test_stream_of_a_topic_is_read_until_its_end(spark: SparkSession, store: Sto
     query.awaitTermination()
 
     assert spark.read.format("delta").load(place).count() == 10
+
+
+def test_topic_is_read_by_its_format(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    register_data_source(spark)
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        producer.send([Message(TOPIC, b"%d" % number) for number in range(20)])
+    Publisher(store).run_once()
+    options = {"topic": TOPIC, "group": "billing", "maxMessagesPerTrigger": "8"}
+
+    stream = spark.readStream.format("txmq").options(**options).load(store.location)
+    query = (
+        stream.writeStream.format("delta")
+        .option("path", str(tmp_path / "sink"))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(int(PATIENCE_S))
+
+    frame = spark.read.format("txmq").option("topic", TOPIC).load(store.location)
+    sink = spark.read.format("delta").load(str(tmp_path / "sink"))
+    assert frame.count() == sink.select("body").distinct().count() == 20
 
 
 def test_member_on_spark_hands_out_each_message(spark: SparkSession, store: Store) -> None:

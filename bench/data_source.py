@@ -1,0 +1,70 @@
+"""A topic read by Spark: `format("txmq")` beside Delta's own source, as a frame and as a stream."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.bare import quiet_session
+from bench.consumers import store_with_backlog
+from bench.messages import TOPIC
+from bench.outcome import BARE, Outcome, alternate
+from bench.sizes import Sizes
+from bench.workspace import fresh_folder
+from txmq.spark.session import register_data_source
+from txmq.spark.streams import Consumer
+from txmq.store.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HEAP_MIB = 1024
+FORMS = ("frame", "stream")
+
+
+def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
+    """Messages a second until all bodies were in Spark's hands; Spark is warm."""
+    spark = quiet_session(HEAP_MIB)
+    register_data_source(spark)
+    location = store_with_backlog(sizes, folder).location
+    outcomes = []
+    for form in FORMS:
+        sides = {
+            "txmq": partial(_rate, spark, location, "txmq", form, sizes, folder),
+            BARE: partial(_rate, spark, location, "delta", form, sizes, folder),
+        }
+        for side in sides.values():
+            side()
+        rates = alternate(sides, sizes.rounds)
+        facts = {"messages": sizes.consumed, "body_bytes": sizes.body_bytes}
+        name = f'{form}, format("txmq") beside Delta\'s own source'
+        outcomes.append(
+            Outcome("data-source", name, "messages/s", rates["txmq"], rates[BARE], facts=facts)
+        )
+    return outcomes
+
+
+def _rate(  # noqa: PLR0913, PLR0917 - the sides differ in two of them
+    spark: SparkSession, location: str, source: str, form: str, sizes: Sizes, folder: Path
+) -> float:
+    begin_s = time.perf_counter()
+    rows = _rows(spark, location, source, form)
+    if form == "frame":
+        rows.write.format("noop").mode("overwrite").save()
+    else:
+        writer = rows.writeStream.format("noop").trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(fresh_folder(folder, "checkpoint")))
+        writer.start().awaitTermination()
+    return sizes.consumed / (time.perf_counter() - begin_s)
+
+
+def _rows(spark: SparkSession, location: str, source: str, form: str) -> DataFrame:
+    is_stream = form == "stream"
+    if source == "txmq":
+        reader = spark.readStream if is_stream else spark.read
+        return reader.format("txmq").option("topic", TOPIC).load(location)
+    consumer = Consumer(Store.open(location), consumer_group="bench")
+    read = consumer.read_stream if is_stream else consumer.read
+    return read(TOPIC, spark=spark)
