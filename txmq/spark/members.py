@@ -22,7 +22,12 @@ from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.push import ConsumeResult
 from txmq.consumer.send_back import FailedMessage
 from txmq.consumer.taking import QueuePosition
-from txmq.errors import ConsumerGroupConflictError, StorageUnavailableError, TxmqError
+from txmq.errors import (
+    ConsumerGroupConflictError,
+    MessagesExpiredError,
+    StorageUnavailableError,
+    TxmqError,
+)
 from txmq.ground.handles import ThreadHandle
 from txmq.message.filter import MessageFilter
 from txmq.spark.columns import is_not_erased
@@ -374,6 +379,13 @@ class RangeReader:
         while not self._reader.is_alone and time.monotonic() < end_s:
             time.sleep(min(LOOK_INTERVAL_S, wait_s))
             self._reader.keep_up()
+
+    def pass_over(self, gone: MessagesExpiredError) -> None:
+        """Go on behind messages that are gone, for the whole group: one commit.
+
+        Raises: QueueNotOwnedError, StorageError.
+        """
+        self._reader.seek({TopicQueue(gone.topic, gone.queue_id): gone.first_offset})
 
     def replay(self, queue: TopicQueue) -> int:
         """Return how often the group went back in a queue on purpose."""

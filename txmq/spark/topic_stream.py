@@ -9,6 +9,8 @@ still.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -27,7 +29,7 @@ from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicCommit, TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere, TopicOffsets
 from txmq.consumer.reader import TopicReader
-from txmq.errors import CheckpointCorruptError, OffsetOutOfRangeError
+from txmq.errors import CheckpointCorruptError, MessagesExpiredError, OffsetOutOfRangeError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.spark.members import OffsetRange, RangeReader
 from txmq.spark.topic_slices import NO_LIMIT, ReadOptions, TopicSlice, messages_of, slices_of
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+logger = logging.getLogger(__name__)
+# An idle stream looks so often; on an object store less often.
+LOOK_INTERVAL_S = 0.1
 # A micro-batch may take long; a member that is gone loses its lease all the same.
 CONSUME_TIMEOUT_S = 86_400.0
 # A member that is gone has lost its lease after so many.
@@ -59,6 +64,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._options, self._schema, self._clock = options, schema, clock
         self._opened: tuple[Topics, Source] | None = None
+        # When a look last found nothing.
+        self._idle_s: float | None = None
 
     def _source(self) -> Source:
         return self._open()[1]
@@ -95,8 +102,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else NO_LIMIT
         before = BatchOffsets.of(start)
+        self._await_turn()
         after = self._source().after(before, most)
+        self._idle_s = time.monotonic() if after is None else None
         return start if after is None else after.to_json()
+
+    def _await_turn(self) -> None:
+        """Wait a moment after a look that found nothing: Spark asks each few milliseconds."""
+        if self._idle_s is not None:
+            interval_s = self._open()[0].store.look_interval_s(LOOK_INTERVAL_S, is_idle=True)
+            time.sleep(max(0.0, self._idle_s + interval_s - time.monotonic()))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
         """Return how far the topics are, for the progress of the query."""
@@ -358,7 +373,7 @@ class GroupSource:
     def after(self, before: BatchOffsets, most: int) -> BatchOffsets | None:
         """Do as Source says; what was done before is committed first."""
         pending = self._commit(before)
-        ranges = [self._until_last(offsets) for offsets in self._ranges.take(most, NO_LIMIT)]
+        ranges = [self._until_last(offsets) for offsets in self._taken(most)]
         self._handed = [offsets for offsets in ranges if offsets.messages]
         if not self._handed:
             if self._last is not None:
@@ -371,6 +386,16 @@ class GroupSource:
             queues[queue] = QueueOffsets(self._ranges.replay(queue), start, start, end)
         commits = {queue.topic: self._topics.look(queue.topic).commit for queue in queues}
         return BatchOffsets(queues, commits)
+
+    def _taken(self, most: int) -> list[OffsetRange]:
+        while True:
+            try:
+                return self._ranges.take(most, NO_LIMIT)
+            except MessagesExpiredError as error:
+                if self._topics.options.fails_on_data_loss:
+                    raise
+                logger.warning("%s; the stream goes on without them", error)
+                self._ranges.pass_over(error)
 
     def _commit(self, before: BatchOffsets) -> list[TopicQueue]:
         """Commit what `before` says is done; return the queues that this member has not got yet."""

@@ -27,6 +27,8 @@ from txmq.ground.clock import SystemClock
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.ops.admin.groups import ConsumerGroups
+from txmq.store.settled import NOTHING
+from txmq.store.topic import remove_messages
 
 
 class TwoQueues(ConsumerWorld):
@@ -297,6 +299,29 @@ def test_messages_that_are_gone_are_told_and_left_out_on_demand(
     query.write()
 
     assert sorted(query.bodies) == sorted(set(expected(5)) - {"0-2", "1-2"})
+
+
+@BOTH
+def test_stream_that_retention_overtook_is_told_and_goes_on_on_demand(
+    world: ConsumerWorld, options: dict[str, str]
+) -> None:
+    world.fill(1)
+    query = Query.over(world, **options)
+    query.run()
+    world.fill(4)
+    table = world.store.tables.table_at(f"topics/{TOPIC}")
+    old = [part.file for part in table.files.parts(()) if part.file.num_records == 4]
+    remove_messages(table, old, NOTHING, NOTHING)
+    world.fill(1)
+
+    with pytest.raises(MessagesExpiredError, match="4 messages from offset 1 "):
+        query.run()
+    query.stop()
+    query.options["failOnDataLoss"] = "false"
+    query.run()
+
+    assert sorted(query.bodies) == sorted(2 * ["0-0", "1-0"])
+    assert query.plan() is False
 
 
 @BOTH
