@@ -11,18 +11,15 @@ import re
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from txmq.check.recheck import RecheckJob, RecheckResult
+from txmq.check.recheck import RecheckJob
 from txmq.delta.credentials import VARIABLE, Provider
 from txmq.errors import EnvironmentProblemError
 from txmq.ground.handles import ServiceHandle, end_with_spark_submit
 from txmq.ground.results import plain
-from txmq.maintenance.service import MaintenanceResult
-from txmq.message.names import shown_name
 from txmq.ops.admin.status import verify_opened
-from txmq.ops.broker import Broker, BrokerHandle, BrokerResult, run_until_signal
+from txmq.ops.broker import Broker, BrokerHandle, problem_of, run_until_signal
 from txmq.ops.broker_log import LogFormat, LogLevel, log_to_stderr
 from txmq.ops.metrics.server import MetricsEndpoint
-from txmq.publish.topic_writer import PublishResult
 from txmq.spark.catalogs import CatalogTables
 from txmq.store.store import Store, open_store
 
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 
 # Those of the clouds' own tools, and the settings of txmq.
 CREDENTIALS = ("AWS", "AZURE", "GOOGLE", "TXMQ")
-PARKED = "topics could not be written and are parked; `txmq topics` names them"
 _NAME = re.compile(f"(?:{'|'.join(CREDENTIALS)})_[A-Z0-9_]+", re.ASCII)
 
 
@@ -191,7 +187,7 @@ def _batch_parser(name: str) -> argparse.ArgumentParser:
 def _run_batch(service: BatchService) -> int:
     result = service.run_once()
     _tell(result)
-    if problem := _problem_of(result):
+    if problem := problem_of(result):
         raise SystemExit(f"{problem}; see docs/runbook.md")
     return 0
 
@@ -259,21 +255,6 @@ def _handle(name: str, handle: ServiceHandle | BrokerHandle) -> BrokerHandle:
     # A broker says it by itself.
     logging.getLogger(__name__).info("the %s service runs until SIGTERM", name)
     return BrokerHandle({name: handle})
-
-
-def _problem_of(result: object) -> str | None:
-    """Return what somebody must look at, although the service did what it could."""
-    match result:
-        case RecheckResult(unheard_groups=(_, *_) as groups):
-            names = ", ".join(map(shown_name, groups))
-            return f"no listener was found for groups with open transactions: {names}"
-        case BrokerResult(published=published, maintained=maintained):
-            return _problem_of(published) or _problem_of(maintained)
-        case PublishResult(parked=parked) if parked:
-            return PARKED
-        case MaintenanceResult(failed=failed) if failed:
-            return "failed: " + "; ".join(f"{table}: {why}" for table, why in failed.items())
-    return None
 
 
 def _tell(result: object) -> None:

@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.5
 # As others are told of them, in the order of a message's way.
 SERVICES = ("publisher", "check service", "delay service", "maintenance")
+PARKED = "topics could not be written and are parked; `txmq topics` names them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,21 @@ class BrokerResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, and how many transactions are still open, for JSON."""
         return {**self.counts.to_dict(), "open_transactions": self.checked.open_transactions}
+
+
+def problem_of(result: object) -> str | None:
+    """Return what somebody must look at, although the service did what it could."""
+    match result:
+        case RecheckResult(unheard_groups=(_, *_) as groups):
+            names = ", ".join(map(shown_name, groups))
+            return f"no listener was found for groups with open transactions: {names}"
+        case BrokerResult(published=published, maintained=maintained):
+            return problem_of(published) or problem_of(maintained)
+        case PublishResult(parked=parked) if parked:
+            return PARKED
+        case MaintenanceResult(failed=failed) if failed:
+            return "failed: " + "; ".join(f"{table}: {why}" for table, why in failed.items())
+    return None
 
 
 class Broker(OfOneProcess):

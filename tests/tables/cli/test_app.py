@@ -431,6 +431,19 @@ def test_serve_once_says_what_it_did_and_ends(store: Store) -> None:
     assert (told["published"], told["open_transactions"]) == (0, 0)
 
 
+def test_serve_once_fails_where_a_topic_is_parked(store: Store) -> None:
+    committed(store, 1)
+    # The place of the topic's folder.
+    Path(store.location, "topics").mkdir(exist_ok=True)
+    Path(store.location, "topics", "order-paid").write_text("no table")
+
+    shown = run("serve", store.location, "--no-spark", "--once", "--json")
+
+    assert shown.exit_code == 1
+    assert json.loads(shown.stdout)["published"] == 0
+    assert "parked; `txmq topics` names them" in shown.stderr
+
+
 def serving(store: Store, *options: str, until: str) -> list[str]:
     """Return the lines of a broker in a process of its own, until one of them says `until`."""
     command = [sys.executable, "-m", "txmq", *options, "serve", store.location, "--no-spark"]

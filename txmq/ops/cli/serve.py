@@ -101,7 +101,11 @@ def serve(  # noqa: PLR0913 - the options of a command
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run all services of a store until SIGTERM or Ctrl-C."""
+    """Run all services of a store until SIGTERM or Ctrl-C.
+
+    With --once exit code 1 where somebody must look: a parked topic, failed maintenance, or open
+    transactions of a group without a listener.
+    """
     endpoint = MetricsEndpoint.of(metrics_address, certificate, key, authority)
     hooks, shown = _opentelemetry() if with_opentelemetry else ([], [])
     shown += [endpoint] if endpoint is not None else []
@@ -115,7 +119,13 @@ def serve(  # noqa: PLR0913 - the options of a command
     spark = local_session("txmq-broker") if wants_spark else None
     broker = Broker(store, spark=spark, metrics=shown or None, hooks=hooks)
     if once:
-        show(broker.run_once(), _broker_view, as_json=as_json)
+        from txmq.ops.broker import problem_of
+
+        result = broker.run_once()
+        show(result, _broker_view, as_json=as_json)
+        if problem := problem_of(result):
+            typer.echo(problem, err=True)
+            raise typer.Exit(1)
         return
     engine = "without Spark" if spark is None else "on Spark"
     say(f"Serving {store.location} {engine}; Ctrl-C stops it.")
