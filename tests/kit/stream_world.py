@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
 
+class TwoQueues(ConsumerWorld):
+    """Its topic has two queues."""
+
+    def fill(self, count: int, *, topic: str = TOPIC, queues: int = 2) -> None:
+        super().fill(count, topic=topic, queues=queues)
+
+
 @dataclass
 class Query:
     """One query: what its checkpoint says, and what its sink has of each batch.

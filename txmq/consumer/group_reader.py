@@ -160,9 +160,23 @@ class GroupReader:
         return self._member.may_serve
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the group listed no other member when it was read last."""
-        return self._member.is_alone
+    def has_all_queues(self) -> bool:
+        """Whether the member reads every queue of the group."""
+        return self._member.has_all_queues
+
+    @property
+    def ends(self) -> dict[TopicQueue, int]:
+        """The next offset of each queue of the topics that the group reads, as seen last."""
+        return {
+            TopicQueue(topic, queue_id): end
+            for topic, reader in self._readers.items()
+            for queue_id, end in reader.ends.items()
+        }
+
+    def position(self, queue: TopicQueue) -> int | None:
+        """Return the next offset of a queue; None if the member has it not, or is to give it up."""
+        at = self._positions.get(queue)
+        return None if at is None or queue in self._member.held.surplus else at.next_offset
 
     @property
     def is_commit_due(self) -> bool:

@@ -127,9 +127,9 @@ class GroupMember:
         return self._held if self.may_serve else HeldQueues()
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the group listed no other member when it was read last."""
-        return self._state.members.keys() <= {self.member_id}
+    def has_all_queues(self) -> bool:
+        """Whether the member reads every queue of the group."""
+        return self._held.epochs.keys() >= set(self._state.all_queues())
 
     @property
     def may_serve(self) -> bool:
@@ -453,4 +453,5 @@ class GroupStart:
     ) -> dict[int, int]:
         is_whole = topic in begun_topics or topic == self._retry_topic
         start = FROM_THE_BEGINNING if is_whole else self._start
-        return start.offsets_in(self._store, topic, queue_ids, refuses_losses=True)
+        refuses_losses = not self._start.accepts_losses
+        return start.offsets_in(self._store, topic, queue_ids, refuses_losses=refuses_losses)

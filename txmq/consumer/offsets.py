@@ -51,11 +51,13 @@ class StartPoint:
         where: the first or the last offset, or a moment.
         moment_ms: the moment, for ConsumeFromWhere.TIMESTAMP.
         offsets: offsets of queues by topic; queues without an entry begin at their first message.
+        accepts_losses: whether a group may begin behind messages that another program removed.
     """
 
     where: ConsumeFromWhere
     moment_ms: int | None = None
     offsets: OffsetsByTopic | None = None
+    accepts_losses: bool = False
 
     @classmethod
     def of(
@@ -182,10 +184,9 @@ class TopicOffsets:
         if self._table is None:
             return ends
         starts = {queue: 0 for queue, end in ends.items() if end}
-        return {
-            **ends,
-            **live_offsets(self._table.files.parts(POSITION_COLUMNS), self._table, starts),
-        }
+        live = live_offsets(self._table.files.parts(POSITION_COLUMNS), self._table, starts)
+        # A row of another program may have any offset.
+        return {queue: min(end, live.get(queue, end)) for queue, end in ends.items()}
 
     def at(self, queues: Iterable[int], moment_ms: int) -> dict[int, int]:
         """Return the first offset of each queue that was stored at a moment or later.

@@ -381,7 +381,8 @@ class TopicReader:
         if self._version == NONE or offset >= end:
             return
         parts = self._table.files.parts(POSITION_COLUMNS)
-        first = live_offsets(parts, self._table, {queue_id: offset}).get(queue_id, end)
+        # A row of another program may have any offset.
+        first = min(end, live_offsets(parts, self._table, {queue_id: offset}).get(queue_id, end))
         if first > offset:
             lost = lost_by_others(self._store, TopicLog(self.topic, self._table, ""))
             raise MessagesExpiredError(

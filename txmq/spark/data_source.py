@@ -78,7 +78,10 @@ class TxmqDataSource(DataSource):
             problem = "this Spark cannot ask a Python data source for a part of what is new"
             way_out = "Use Spark 4.2, or Consumer.read_stream."
             raise EnvironmentProblemError(problem, way_out) from error
-        return TopicStreamReader(read_options(self.options), schema)
+        options = read_options(self.options)
+        if options.end != StartPoint(ConsumeFromWhere.LAST_OFFSET):
+            raise ConfigError(["options endingOffsets and endingTimestamp are of DataFrames alone"])
+        return TopicStreamReader(options, schema)
 
 
 # --- a DataFrame ----------------------------------------------------------------------------------
@@ -94,11 +97,13 @@ class TopicBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Plan one task for each slice. Raises: OffsetOutOfRangeError, StorageError."""
         store, options = self._options.store(), self._options
+        options.start.check(store, options.filters)
         tasks: list[TopicSlice] = []
         for topic in options.filters:
+            # Before the look, so that all of them are in what it sees.
+            ranges = self._ranges(store, topic)
             reader = TopicReader(store, topic)
             reader.look()
-            ranges = self._ranges(store, topic)
             tasks += slices_of(reader, ranges, options)
         return tasks
 
@@ -216,7 +221,7 @@ def _point(which: str, given: Mapping[str, str], default: ConsumeFromWhere) -> S
             topic: {int(queue): offset for queue, offset in queues.items()}
             for topic, queues in by_topic.items()
         }
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         example = '{"order-paid": {"0": 42}}'
         problem = f"option {which}Offsets must be {EARLIEST}, {LATEST} or JSON such as {example}"
         raise ConfigError([f"{problem}, not {shown(offsets)}"]) from error

@@ -330,14 +330,23 @@ class RangeReader:
     def __init__(self, reader: GroupReader) -> None:
         """Read for a member that has joined its group already."""
         self._reader = reader
+        self.failure: Exception | None = None
 
-    def take(self, max_messages: int, max_bytes: int = BATCH_BYTES) -> list[OffsetRange]:
+    def take(
+        self,
+        max_messages: int,
+        max_bytes: int = BATCH_BYTES,
+        ends: Mapping[TopicQueue, int] | None = None,
+    ) -> list[OffsetRange]:
         """Choose from the visible messages not handed out yet, one range a queue; do not wait.
+
+        `failure` says why a queue could not be read.
 
         Args:
             max_messages: the largest number of messages in all ranges together.
             max_bytes: the size of them all, estimated by the sizes of their files; one message is
                 always taken.
+            ends: by queue the offset before which to stop; a queue that is not named is left out.
 
         Commits: at most one, to renew the lease.
 
@@ -351,6 +360,10 @@ class RangeReader:
             left = max_messages - count_messages(ranges)
             if left <= 0 or max_bytes <= 0:
                 break
+            if ends is not None:
+                left = min(left, ends.get(queue, 0) - position.next_offset)
+                if left <= 0:
+                    continue
             try:
                 offsets, row_bytes = self._next(queue, position, left, max_bytes, not ranges)
             except UNREADABLE as error:
@@ -362,6 +375,7 @@ class RangeReader:
             if offsets.messages:
                 ranges.append(offsets)
                 max_bytes -= offsets.messages * row_bytes
+        self.failure = failure
         if failure is not None and not ranges:
             raise failure
         # The lease may have ended while files were read.
@@ -369,16 +383,18 @@ class RangeReader:
             return []
         return ranges
 
-    def await_queues(self, wait_s: float) -> None:
-        """Wait until no other member is listed, so that all queues come here; up to `wait_s`.
+    def await_queues(self, wait_s: float) -> dict[TopicQueue, int]:
+        """Wait until the member has all queues of its group, up to `wait_s`; return their ends.
 
-        One that is gone is listed until its lease is over. Raises: as `take`.
+        One that is gone has its queues until its lease is over. Raises: as `take`.
         """
         end_s = time.monotonic() + wait_s
         self._reader.keep_up()
-        while not self._reader.is_alone and time.monotonic() < end_s:
+        ends = self._reader.ends
+        while not self._reader.has_all_queues and time.monotonic() < end_s:
             time.sleep(min(LOOK_INTERVAL_S, wait_s))
             self._reader.keep_up()
+        return ends
 
     def pass_over(self, gone: MessagesExpiredError) -> None:
         """Go on behind messages that are gone, for the whole group: one commit.
@@ -394,7 +410,7 @@ class RangeReader:
     def resume(self, ranges: Mapping[OffsetRange, int]) -> list[TopicQueue]:
         """Commit what an earlier member handled and did not commit: at most two commits.
 
-        A range counts where the group stands at its start, and has not gone back since.
+        A range counts where the group stands within it, and has not gone back since.
 
         Args:
             ranges: by range the replay of its queue.
@@ -405,19 +421,19 @@ class RangeReader:
         Raises: as `take`.
         """
         self._reader.keep_up()
-        positions = dict(self._reader.servable())
-        standing = [
-            offsets
-            for offsets, replay in ranges.items()
-            if offsets.queue in positions
-            and offsets.start == positions[offsets.queue].next_offset
-            and offsets.start < offsets.end
-            and replay == self.replay(offsets.queue)
-        ]
-        if standing:
-            self.hand_out(standing)
-            self.commit({offsets.queue: offsets.end for offsets in standing}, standing)
-        return [offsets.queue for offsets in ranges if offsets.queue not in positions]
+        rest: list[OffsetRange] = []
+        pending: list[TopicQueue] = []
+        for offsets, replay in ranges.items():
+            stands = self._reader.position(offsets.queue)
+            if stands is None:
+                pending.append(offsets.queue)
+            # Another member may have handled a part of it meanwhile.
+            elif offsets.start <= stands < offsets.end and replay == self.replay(offsets.queue):
+                rest.append(offsets._replace(start=stands))
+        if rest:
+            self.hand_out(rest)
+            self.commit({offsets.queue: offsets.end for offsets in rest}, rest)
+        return pending
 
     def hand_out(self, ranges: Sequence[OffsetRange]) -> None:
         """Note that the caller has these ranges: it commits them, or gives them again."""

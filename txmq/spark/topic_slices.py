@@ -23,6 +23,7 @@ from txmq.consumer.offsets import (
     may_hold,
 )
 from txmq.consumer.reader import TopicReader
+from txmq.delta.failures import STORAGE_ERRORS, failed_read
 from txmq.delta.file_rows import BATCH_BYTES
 from txmq.delta.files import LARGE_FILE_BYTES, DataFile, FilePart
 from txmq.delta.table import Table
@@ -30,7 +31,7 @@ from txmq.errors import (
     MessagesExpiredError,
     StorageError,
 )
-from txmq.ground.columns import Flags, integers, whole
+from txmq.ground.columns import Flags, integers, python_values, sound_rows, whole
 from txmq.message.codec import without_erased
 from txmq.message.filter import MessageFilter
 from txmq.message.names import unwrapped
@@ -40,10 +41,14 @@ from txmq.store.schemas import TOPIC
 from txmq.store.store import Store
 
 # A task reads about so many bytes, which it may have to sort.
-SLICE_BYTES = 64 * 1024 * 1024
+SLICE_BYTES = 32 * 1024 * 1024
+# Whatever sizes a commit of another program names.
+SLICES_MAX = 10_000
 BATCH_ROWS = 10_000
 # Without a limit a batch takes all that is visible.
 NO_LIMIT = 1 << 62
+# What a message has; rows of other programs may lack it.
+_REQUIRED = (*POSITION_COLUMNS, "message_id", "transaction_id", "op_version", "store_timestamp")
 _WAY_ON = "to go on without them, set failOnDataLoss to false"
 
 # --- what is asked for ----------------------------------------------------------------------------
@@ -140,8 +145,9 @@ def slices_of(
     table = reader.table
     parts = [part for part in reader.parts if may_hold_any(part, ranges)]
     rows = sum(part.file.num_records for part in parts)
-    row_bytes = sum(part.file.size_bytes for part in parts) / max(rows, 1)
-    count = math.ceil(row_bytes * sum(each.messages for each in ranges) / SLICE_BYTES)
+    size_bytes = sum(max(0, part.file.size_bytes) for part in parts)
+    share = min(1.0, sum(each.messages for each in ranges) / max(rows, 1))
+    count = min(math.ceil(size_bytes * share / SLICE_BYTES), SLICES_MAX)
     place, columns = TablePlace.of(table), table.log.columns
     return [
         TopicSlice(place, columns, each, _files_of(parts, each), options)
@@ -163,7 +169,7 @@ def messages_of(task: TopicSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]
 
     Raises: MessagesExpiredError where a message is gone, unless the options allow it; StorageError.
     """
-    rows = _in_order(_rows_of(task))
+    rows = _in_order(sound_rows(_rows_of(task), _REQUIRED))
     if task.options.fails_on_data_loss:
         _check_whole(rows, task.ranges)
     rows = without_erased(rows)
@@ -186,18 +192,23 @@ def _rows_of(task: TopicSlice) -> pa.Table:
     """Read the rows of a slice, in no order; of large files only the row groups that hold some."""
     schema = replace(TOPIC, columns=task.columns)
     table = Table(task.place.location, schema, task.place.options)
-    names = task.columns.names
     pieces = [task.columns.empty_table()]
     for file in task.files:
-        parts: Sequence[FilePart] = [FilePart(file, {}, {})]
-        if file.size_bytes > LARGE_FILE_BYTES:
-            parts = table.rows.row_groups(parts[0], POSITION_COLUMNS) or parts
-        parts = [part for part in parts if may_hold_any(part, task.ranges)]
-        pieces += (
-            piece.filter(pa.array(_is_in(piece, task.ranges)))
-            for piece in (table.rows.pieces_of_parts(parts, names) if parts else ())
-        )
+        try:
+            pieces += _pieces_of(table, file, task)
+        except (*STORAGE_ERRORS, pa.ArrowException) as error:
+            # Its cause may hold a token, and would stand in Spark's log.
+            raise failed_read(table.name, error, file.path) from None
     return pa.concat_tables(pieces)
+
+
+def _pieces_of(table: Table, file: DataFile, task: TopicSlice) -> Iterator[pa.Table]:
+    parts: Sequence[FilePart] = [FilePart(file, {}, {})]
+    if file.size_bytes > LARGE_FILE_BYTES:
+        parts = table.rows.row_groups(parts[0], POSITION_COLUMNS) or parts
+    parts = [part for part in parts if may_hold_any(part, task.ranges)]
+    for piece in table.rows.pieces_of_parts(parts, task.columns.names) if parts else ():
+        yield piece.filter(pa.array(_is_in(piece, task.ranges)))
 
 
 def _is_in(rows: pa.Table, ranges: Sequence[OffsetRange]) -> Flags:
@@ -226,11 +237,13 @@ def _check_whole(rows: pa.Table, ranges: Sequence[OffsetRange]) -> None:
     for each in ranges:
         there = offset[queue == each.queue.queue_id]
         if len(there) < each.messages:
-            gone = np.setdiff1d(np.arange(each.start, each.end), there)
-            first = int(gone[0])
+            # Each once and in order, so the first gap is where they run ahead.
+            ahead = np.flatnonzero(there - each.start != np.arange(len(there)))
+            first = each.start + (int(ahead[0]) if len(ahead) else len(there))
             after = there[there > first]
+            missed = each.messages - len(there)
             raise MessagesExpiredError(
-                each.queue.topic, each.queue.queue_id, next_offset=first, missed=len(gone),
+                each.queue.topic, each.queue.queue_id, next_offset=first, missed=missed,
                 first_offset=int(after[0]) if len(after) else each.end, way_on=_WAY_ON,
             )  # fmt: skip
 
@@ -240,7 +253,7 @@ def _without_namespace(rows: pa.Table, namespace: str | None) -> pa.Table:
         return rows
     for name in ("topic", "producer_group"):
         place, names = rows.column_names.index(name), whole(rows[name]).dictionary_encode()
-        bare = [unwrapped(text, namespace) for text in names.dictionary.to_pylist()]
+        bare = [unwrapped(text, namespace) for text in python_values(names.dictionary)]
         column = pa.array(bare, pa.string()).take(names.indices)
         rows = rows.set_column(place, rows.schema.field(place), column)
     return rows

@@ -206,15 +206,22 @@ def _number(value: object) -> int:
     return value
 
 
-def shares(waiting: Mapping[TopicQueue, int], most: int) -> dict[TopicQueue, int]:
+def shares(waiting: Mapping[TopicQueue, int], most: int, turn: int) -> dict[TopicQueue, int]:
     """Share `most` messages among queues: each gets as many as it has, or a like share of the rest.
 
-    The queue with the fewest comes first, so that what it leaves goes to the others.
+    The queue with the fewest comes first, so that what it leaves goes to the others. If there are
+    fewer messages than queues, `turn` says which queue comes first.
     """
-    shared: dict[TopicQueue, int] = {}
-    for place, (queue, count) in enumerate(sorted(waiting.items(), key=lambda pair: pair[1])):
-        left, queues = most - sum(shared.values()), len(waiting) - place
-        shared[queue] = min(count, -(-left // queues))
+    busy = sorted((queue for queue, count in waiting.items() if count), key=waiting.__getitem__)
+    if most < len(busy):
+        queues = sorted(busy)
+        first = turn % len(queues)
+        chosen = [*queues[first:], *queues[:first]][:most]
+        return {queue: int(queue in chosen) for queue in waiting}
+    shared = dict.fromkeys(waiting, 0)
+    for place, queue in enumerate(busy):
+        left = most - sum(shared.values())
+        shared[queue] = min(waiting[queue], -(-left // (len(busy) - place)))
     return shared
 
 
@@ -228,11 +235,19 @@ class Topics:
         """Read nothing yet."""
         self.store, self.options = store, options
         self._readers: dict[str, TopicReader] = {}
+        self._looked_s: dict[str, float] = {}
 
-    def look(self, topic: str) -> TopicReader:
-        """Follow the log of a topic, and return its reader. Raises: StorageError."""
+    def look(self, topic: str, *, closely: bool = False) -> TopicReader:
+        """Follow the log of a topic, and return its reader. Raises: StorageError.
+
+        Closely it notices a topic that was made anew; each lease it does so by itself.
+        """
         reader = self._readers.setdefault(topic, TopicReader(self.store, topic))
         reader.look()
+        now_s = time.monotonic()
+        if closely or now_s > self._looked_s.get(topic, 0.0) + self.store.config.consumer_lease_s:
+            self._looked_s[topic] = now_s
+            reader.look_closely()
         return reader
 
     def ends(self) -> dict[str, Any]:
@@ -247,7 +262,7 @@ class Topics:
         """Plan the tasks of a batch. Raises: TopicRestoredError, StorageError."""
         tasks: list[TopicSlice] = []
         for topic in batch.commits:
-            reader, ranges = self.look(topic), batch.ranges(topic)
+            reader, ranges = self.look(topic, closely=True), batch.ranges(topic)
             self.check_same(reader, batch, ranges)
             tasks += slices_of(reader, ranges, self.options)
         return tasks
@@ -292,9 +307,10 @@ class AloneSource:
         """Do as Source says, by the options."""
         queues: dict[TopicQueue, QueueOffsets] = {}
         commits: dict[str, TopicCommit | None] = {}
+        store, start = self._topics.store, self._topics.options.start
+        start.check(store, self._topics.options.filters)
         for topic in self._topics.options.filters:
             commits[topic] = self._topics.look(topic).commit
-            store, start = self._topics.store, self._topics.options.start
             ids = range(TopicOffsets(store, topic).queue_count())
             for queue_id, offset in start.offsets_in(store, topic, ids).items():
                 queues[TopicQueue(topic, queue_id)] = QueueOffsets(0, offset, offset, offset)
@@ -302,34 +318,43 @@ class AloneSource:
 
     def after(self, before: BatchOffsets, most: int) -> BatchOffsets | None:
         """Do as Source says: each queue goes on where the batch before ended."""
-        readers = {topic: self._topics.look(topic) for topic in self._topics.options.filters}
-        begins: dict[TopicQueue, int] = {}
-        waiting: dict[TopicQueue, int] = {}
-        for topic, reader in readers.items():
-            for queue_id in reader.ends:
-                queue = TopicQueue(topic, queue_id)
-                begins[queue] = before.queues[queue].end if queue in before.queues else 0
-                waiting[queue] = self._waiting(reader, queue, begins[queue], before)
-        if not any(waiting.values()):
+        if not any(self._waiting(before, closely=False).values()):
             return None
-        chosen = shares(waiting, most)
+        # What is new may be of a topic that was made anew.
+        waiting = self._waiting(before, closely=True)
+        begins = {queue: self._begin(queue, before) for queue in waiting}
+        chosen = shares(waiting, most, turn=sum(begins.values()))
         queues = {
             queue: QueueOffsets(0, begin, begin, begin + chosen[queue])
             for queue, begin in begins.items()
         }
-        return BatchOffsets(queues, {topic: reader.commit for topic, reader in readers.items()})
+        topics = self._topics.options.filters
+        return BatchOffsets(queues, {topic: self._topics.look(topic).commit for topic in topics})
 
-    def _waiting(
-        self, reader: TopicReader, queue: TopicQueue, begin: int, before: BatchOffsets
-    ) -> int:
-        commit, end = before.commits.get(queue.topic), reader.ends[queue.queue_id]
-        if commit is not None:
-            reader.check_follows(commit, queue.queue_id, begin)
-        if begin > end:
-            raise OffsetOutOfRangeError(
-                queue.topic, queue.queue_id, offset=begin, first_offset=0, end_offset=end
-            )
-        return (end if self._last is None else min(end, self._last.get(queue, 0))) - begin
+    def _waiting(self, before: BatchOffsets, *, closely: bool) -> dict[TopicQueue, int]:
+        """Count by queue what waits.
+
+        Raises: TopicRestoredError, OffsetOutOfRangeError where the topic is another one now.
+        """
+        waiting: dict[TopicQueue, int] = {}
+        for topic in self._topics.options.filters:
+            reader = self._topics.look(topic, closely=closely)
+            own = {queue for queue in before.queues if queue.topic == topic}
+            for queue in sorted(own | {TopicQueue(topic, number) for number in reader.ends}):
+                begin, end = self._begin(queue, before), reader.ends.get(queue.queue_id, 0)
+                if (commit := before.commits.get(topic)) is not None:
+                    reader.check_follows(commit, queue.queue_id, begin)
+                if begin > end:
+                    raise OffsetOutOfRangeError(
+                        topic, queue.queue_id, offset=begin, first_offset=0, end_offset=end
+                    )
+                last = end if self._last is None else min(end, self._last.get(queue, 0))
+                waiting[queue] = max(0, last - begin)
+        return waiting
+
+    @staticmethod
+    def _begin(queue: TopicQueue, before: BatchOffsets) -> int:
+        return before.queues[queue].end if queue in before.queues else 0
 
     def end_now(self) -> None:
         """Do as Source says."""
@@ -358,13 +383,16 @@ class GroupSource:
             from_where=ConsumeFromWhere.FIRST_OFFSET, from_timestamp=None, member_id=None,
             namespace=options.namespace,
         )  # fmt: skip
+        start = replace(options.start, accepts_losses=not options.fails_on_data_loss)
         reader = GroupReader(
-            topics.store, replace(subscription, start=options.start), clock or SystemClock(),
+            topics.store, replace(subscription, start=start), clock or SystemClock(),
             consume_timeout_s=CONSUME_TIMEOUT_S,
         )  # fmt: skip
         self._topics, self._ranges = topics, RangeReader(reader)
         self._handed: list[OffsetRange] = []
         self._last: Mapping[TopicQueue, int] | None = None
+        self._left_at: BatchOffsets | None = None
+        self._is_new = True
 
     def first(self) -> BatchOffsets:
         """Return no queue: the group says where it goes on."""
@@ -372,33 +400,46 @@ class GroupSource:
 
     def after(self, before: BatchOffsets, most: int) -> BatchOffsets | None:
         """Do as Source says; what was done before is committed first."""
+        if self._left_at == before:
+            return None
         pending = self._commit(before)
-        ranges = [self._until_last(offsets) for offsets in self._taken(most)]
-        self._handed = [offsets for offsets in ranges if offsets.messages]
-        if not self._handed:
-            if self._last is not None:
+        # What came just now is asked about again before it is read.
+        ranges = [offsets for offsets in self._taken(most) if offsets.queue not in pending]
+        if not ranges:
+            if self._last is not None and not pending:
                 # The query ends here, and Spark kills this process without a word.
                 self._ranges.leave()
+                self._left_at = before
             return None
-        self._ranges.hand_out(self._handed)
+        self._handed = ranges
+        self._ranges.hand_out(ranges)
         queues = {queue: before.queues[queue].without_messages() for queue in pending}
-        for queue, start, end in self._handed:
+        for queue, start, end in ranges:
             queues[queue] = QueueOffsets(self._ranges.replay(queue), start, start, end)
         commits = {queue.topic: self._topics.look(queue.topic).commit for queue in queues}
         return BatchOffsets(queues, commits)
 
     def _taken(self, most: int) -> list[OffsetRange]:
+        """Take what is there. Raises: MessagesExpiredError, unless the options allow it."""
         while True:
             try:
-                return self._ranges.take(most, NO_LIMIT)
+                ranges = self._ranges.take(most, NO_LIMIT, self._last)
+                gone = self._ranges.failure
             except MessagesExpiredError as error:
-                if self._topics.options.fails_on_data_loss:
-                    raise
-                logger.warning("%s; the stream goes on without them", error)
-                self._ranges.pass_over(error)
+                ranges, gone = [], error
+            if not isinstance(gone, MessagesExpiredError):
+                return ranges
+            # Else nobody would hear of it while other queues have news.
+            if self._topics.options.fails_on_data_loss:
+                raise gone
+            logger.warning("%s; the stream goes on without them", gone)
+            self._ranges.pass_over(gone)
 
     def _commit(self, before: BatchOffsets) -> list[TopicQueue]:
-        """Commit what `before` says is done; return the queues that this member has not got yet."""
+        """Commit what `before` says is done; return the queues that this member has not got yet.
+
+        Raises: TopicRestoredError where that was of a topic that is another one now.
+        """
         own = {offsets.queue: offsets for offsets in self._handed}
         done = {queue: OffsetRange(queue, at.start, at.end) for queue, at in before.queues.items()}
         handled = {queue: own[queue].end for queue in own if done.get(queue) == own[queue]}
@@ -406,23 +447,25 @@ class GroupSource:
             # Spark asks a second time where it did not run what it was told before.
             self._ranges.commit(handled, self._handed)
             self._handed = []
-        earlier = {
-            OffsetRange(queue, at.stands, at.end): at.replay
-            for queue, at in before.queues.items()
-            if queue not in own
-        }
-        return self._ranges.resume(earlier)
-
-    def _until_last(self, offsets: OffsetRange) -> OffsetRange:
-        if self._last is None:
-            return offsets
-        last = self._last.get(offsets.queue, offsets.start)
-        return offsets._replace(end=max(offsets.start, min(offsets.end, last)))
+        elif self._is_new:
+            for topic in before.commits:
+                reader = self._topics.look(topic, closely=True)
+                at_end = [OffsetRange(q, n.end, n.end) for q, n in before.queues.items()]
+                own_ranges = [offsets for offsets in at_end if offsets.queue.topic == topic]
+                self._topics.check_same(reader, before, own_ranges)
+        self._is_new = False
+        # Also of what was refused: this member may have lost the queue meanwhile.
+        return self._ranges.resume(
+            {
+                OffsetRange(queue, at.stands, at.end): at.replay
+                for queue, at in before.queues.items()
+            }
+        )
 
     def end_now(self) -> None:
         """Do as Source says; the queues of a member that is gone are waited for."""
-        self._last = _queue_ends(self._topics)
-        self._ranges.await_queues(LEASES * self._topics.store.config.consumer_lease_s)
+        wait_s = LEASES * self._topics.store.config.consumer_lease_s
+        self._last = self._ranges.await_queues(wait_s)
 
     def leave(self) -> None:
         """Leave the group: one commit."""

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, wake
 from tests.kit.delay_world import TOPIC
-from tests.kit.stream_world import Query
+from tests.kit.stream_world import Query, TwoQueues
 from txmq.consumer.lag import lag_of_group
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.errors import (
@@ -29,11 +29,6 @@ from txmq.message.message import Message
 from txmq.ops.admin.groups import ConsumerGroups
 from txmq.store.settled import NOTHING
 from txmq.store.topic import remove_messages
-
-
-class TwoQueues(ConsumerWorld):
-    def fill(self, count: int, *, topic: str = TOPIC, queues: int = 2) -> None:
-        super().fill(count, topic=topic, queues=queues)
 
 
 @pytest.fixture
