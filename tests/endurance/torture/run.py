@@ -14,7 +14,7 @@ from typing import Any
 from tests.endurance.torture.actors import operate
 from tests.endurance.torture.ledger import GROUP, PAID, Ledger
 from tests.endurance.torture.place import Place
-from tests.endurance.torture.plan import SERVICES, Round, round_of
+from tests.endurance.torture.plan import POINTS, SERVICES, Round, round_of
 from tests.endurance.torture.processes import POLL_S, Killed, Processes
 from tests.endurance.torture.strikes import ROLES, by_fault, notes, strikes_of
 from txmq.check.recheck import RecheckJob
@@ -285,7 +285,9 @@ class Torture:
         for path in (self._folder / "happened").iterdir():
             happened.update(json.loads(path.read_text(encoding="utf-8")))
         state, killed = self.state, self.state.killed
-        wanted = [point for point in FailPoint if self._with_spark or point not in _WITH_SPARK]
+        planned = {point for points in POINTS.values() for point in points}
+        left_out = set() if self._with_spark else {*_WITH_SPARK}
+        wanted = [point for point in FailPoint if point in planned - left_out]
         return {
             "seed": state.seed,
             "rounds": state.rounds,
