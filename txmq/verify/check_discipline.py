@@ -19,6 +19,8 @@ _ASKERS = ("check", "recheck")
 _ANSWERS = ("COMMIT", "ROLLBACK")
 _NEVER = np.iinfo(np.int64).max
 _UNSAID = np.iinfo(np.int64).min
+# A longer time is none that a check waits for.
+_MOST_SECONDS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,9 @@ class CheckDiscipline:
         seconds = pc.fill_null(rows["check_immunity_time_s"], np.nan).to_numpy()
         wanted &= np.isfinite(seconds) & (seconds > 0)
         owners = self._halves.transaction[wanted].tolist()
-        return dict(zip(owners, np.round(seconds[wanted] * 1000).astype(int).tolist(), strict=True))
+        # Another program may write any number.
+        immunity_ms = np.round(np.minimum(seconds[wanted], _MOST_SECONDS) * 1000).astype(int)
+        return dict(zip(owners, immunity_ms.tolist(), strict=True))
 
     # --- discards ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.names import SCHEDULE_TOPIC
-from txmq.verify.arrays import ABSENT, UNSAID, Flags, Integers, microseconds
+from txmq.verify.arrays import ABSENT, UNSAID, Flags, Integers, as_texts, microseconds
 from txmq.verify.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
 from txmq.verify.fold import COMMITTED, DISCARDED, EXPIRED, INCOMPLETE, KINDS, PENDING, ROLLED_BACK
 from txmq.verify.picture import Picture, RowIds, ids_in
@@ -37,7 +37,7 @@ class MessageChecks:
         self._picture, self._topics, self._pinned = picture, topics, picture.pinned
         self._halves, self._fates = picture.halves, picture.fates
         self._report = picture.report
-        self._names = picture.topic_names.to_pylist()
+        self._names = as_texts(picture.topic_names)
         self._waits = picture.committed & self._halves.delayed
         self._end = self._fates.op_version[self._halves.transaction]
         ended = picture.deliveries

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.arrays import UNSAID, Flags, Integers
+from txmq.verify.arrays import UNSAID, Flags, Integers, as_texts
 from txmq.verify.fold import NOT_FINAL, STATES
 from txmq.verify.picture import Picture
 from txmq.verify.queues import QueueLog
@@ -133,6 +133,6 @@ def _per_queue(picture: Picture, messages: Flags) -> dict[Queue, int]:
     queues = picture.queue_of[messages].astype(np.int64) - _QUEUE_MIN
     topics = picture.topic_of[messages].astype(np.int64)
     pairs, counts = np.unique(topics * _QUEUES + queues, return_counts=True)
-    names = picture.topic_names.take(pa.array(pairs // _QUEUES)).to_pylist()
+    names = as_texts(picture.topic_names.take(pa.array(pairs // _QUEUES)))
     keys = zip(names, (pairs % _QUEUES + _QUEUE_MIN).tolist(), strict=True)
     return dict(zip(keys, counts.tolist(), strict=True))

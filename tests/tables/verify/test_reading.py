@@ -135,6 +135,19 @@ def test_text_that_is_not_utf8_stops_neither_verify_nor_maintenance(
     assert ("I3" in broken) == (path == "topics/order-paid")
 
 
+def test_half_with_a_topic_that_is_no_text_does_not_stop_verify(store: Store) -> None:
+    with TransactionProducer(store, producer_group="orders") as producer:
+        producer.send(Message("order-paid", b"42"))
+    rows = pa.table(DeltaTable(f"{store.location}/half").to_pyarrow_table()).slice(0, 1)
+    row = {name: rows[name].combine_chunks() for name in rows.column_names}
+    row["transaction_id"] = pa.array([transaction_id(7)])
+    row["real_topic"] = column_of(b"\xff\xfe", pa.string())
+    ForeignProgram(store.location, "half").append(row, HALF.partition_by)
+    Broker(store).run_once()
+
+    assert verify(store.location).results
+
+
 def test_file_that_vanishes_while_it_is_read_is_an_error_with_its_next_step(
     clean: HandMadeStore,
 ) -> None:
