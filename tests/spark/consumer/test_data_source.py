@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chispa import assert_df_equality
+from pyspark.errors import StreamingQueryException
 
 from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import TOPIC
@@ -23,6 +24,7 @@ ORDER = {
     "encoding": "json",
     "schema": {"type": "record", "name": "Order", "fields": [{"name": "order", "type": "long"}]},
 }
+STARTS = 6
 Load = Callable[..., "DataFrame"]
 
 
@@ -44,11 +46,21 @@ def load(world: ConsumerWorld, spark: Any) -> Load:
 
 
 def run(writer: Any, folder: Path) -> Any:
-    """All that is visible; the query."""
+    """All that is visible; the query.
+
+    Spark waits ten seconds for the process of a source, which is not enough on each busy machine.
+    """
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    return query
+    for _ in range(STARTS):
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if "failed to connect back" not in str(error):
+                raise
+        else:
+            return query
+    raise AssertionError("Spark cannot start Python in ten seconds")
 
 
 def test_frame_has_the_rows_of_the_topic(world: ConsumerWorld, load: Load, spark: Any) -> None:
