@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -25,6 +28,16 @@ class TwoQueues(ConsumerWorld):
 
     def fill(self, count: int, *, topic: str = TOPIC, queues: int = 2) -> None:
         super().fill(count, topic=topic, queues=queues)
+
+
+@contextmanager
+def older_topic(world: ConsumerWorld) -> Iterator[None]:
+    """Let the topic go back, at the end, to what it is now."""
+    folder = Path(world.store.location, "topics", TOPIC)
+    shutil.copytree(folder, folder.with_name("copy"))
+    yield
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
 
 
 @dataclass

@@ -266,10 +266,15 @@ def lowest_offset(part: FilePart) -> int:
     return 0 if low is None else int(low)
 
 
-def may_hold(part: FilePart, queue_id: int, from_offset: int) -> bool:
-    """Tell whether a part may hold messages of a queue from an offset on; true without bounds."""
+def may_hold(part: FilePart, queue_id: int, from_offset: int, before: int | None = None) -> bool:
+    """Tell whether a part may hold messages of a queue from an offset on; true without bounds.
+
+    With `before` only of those before that offset.
+    """
     low, high = part.low.get("queue_id"), part.high.get("queue_id")
     if (low is not None and queue_id < low) or (high is not None and queue_id > high):
+        return False
+    if before is not None and lowest_offset(part) >= before:
         return False
     highest = part.high.get("queue_offset")
     return highest is None or bool(from_offset <= highest)

@@ -277,8 +277,8 @@ class TopicReader:
         Bodies are not read. Raises: StorageError.
         """
         self._plan()
-        parts = (part for part in self._parts if may_hold(part, queue_id, start))
-        files = {part.file.path: part.file for part in parts if lowest_offset(part) < end}
+        parts = (part for part in self._parts if may_hold(part, queue_id, start, end))
+        files = {part.file.path: part.file for part in parts}
         rows = self._table.rows.read([*files.values()], (*POSITION_COLUMNS, *PLACE_COLUMNS))
         offsets = rows["queue_offset"]
         is_in = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
@@ -293,7 +293,7 @@ class TopicReader:
         sizes = (
             part.file.size_bytes // max(part.file.num_records, 1)
             for part in self._parts
-            if may_hold(part, queue_id, start) and lowest_offset(part) < end
+            if may_hold(part, queue_id, start, end)
         )
         return max(sizes, default=0)
 

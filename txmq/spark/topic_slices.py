@@ -19,7 +19,6 @@ from txmq.consumer.offsets import (
     NONE,
     POSITION_COLUMNS,
     StartPoint,
-    lowest_offset,
     may_hold,
 )
 from txmq.consumer.reader import TopicReader
@@ -261,7 +260,4 @@ def _without_namespace(rows: pa.Table, namespace: str | None) -> pa.Table:
 
 def may_hold_any(part: FilePart, ranges: Iterable[OffsetRange]) -> bool:
     """Tell whether a part of a file may hold a message of one of the ranges."""
-    low = lowest_offset(part)
-    return any(
-        may_hold(part, each.queue.queue_id, each.start) and low < each.end for each in ranges
-    )
+    return any(may_hold(part, each.queue.queue_id, each.start, each.end) for each in ranges)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, wake
 from tests.kit.delay_world import TOPIC
-from tests.kit.stream_world import Query, TwoQueues
+from tests.kit.stream_world import Query, TwoQueues, older_topic
 from txmq.consumer.lag import lag_of_group
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.errors import (
@@ -322,14 +321,11 @@ def test_stream_that_retention_overtook_is_told_and_goes_on_on_demand(
 @BOTH
 def test_topic_that_went_back_is_told(world: ConsumerWorld, options: dict[str, str]) -> None:
     world.fill(3)
-    folder = Path(world.store.location, "topics", TOPIC)
-    shutil.copytree(folder, folder.with_name("copy"))
-    world.fill(3)
-    query = Query.over(world, **options)
-    query.run()
-    query.stop()
-    shutil.rmtree(folder)
-    folder.with_name("copy").rename(folder)
+    with older_topic(world):
+        world.fill(3)
+        query = Query.over(world, **options)
+        query.run()
+        query.stop()
 
     with pytest.raises(TopicRestoredError):
         query.plan()
@@ -337,14 +333,11 @@ def test_topic_that_went_back_is_told(world: ConsumerWorld, options: dict[str, s
 
 def test_batch_that_runs_again_on_a_topic_that_went_back_is_told(world: ConsumerWorld) -> None:
     world.fill(3)
-    folder = Path(world.store.location, "topics", TOPIC)
-    shutil.copytree(folder, folder.with_name("copy"))
-    world.fill(3)
-    query = Query.over(world)
-    query.plan()
-    query.die()
-    shutil.rmtree(folder)
-    folder.with_name("copy").rename(folder)
+    with older_topic(world):
+        world.fill(3)
+        query = Query.over(world)
+        query.plan()
+        query.die()
 
     with pytest.raises(TopicRestoredError):
         query.write()
