@@ -30,7 +30,16 @@ from txmq.errors import (
     MessagesExpiredError,
     StorageError,
 )
-from txmq.ground.columns import Flags, integers, python_values, sound_rows, whole
+from txmq.ground.columns import (
+    Flags,
+    first_of_each,
+    in_order,
+    integers,
+    only,
+    python_values,
+    sound_rows,
+    whole,
+)
 from txmq.message.codec import without_erased
 from txmq.message.filter import MessageFilter
 from txmq.message.names import unwrapped
@@ -220,14 +229,9 @@ def _is_in(rows: pa.Table, ranges: Sequence[OffsetRange]) -> Flags:
 
 def _in_order(rows: pa.Table) -> pa.Table:
     """Sort by queue and offset; of rows that another program doubled the first one stays."""
-    queue, offset = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
-    order = np.lexsort((offset, queue))
-    queue, offset = queue[order], offset[order]
-    is_first = np.ones(len(order), dtype=bool)
-    is_first[1:] = (queue[1:] != queue[:-1]) | (offset[1:] != offset[:-1])
-    chosen = order[is_first]
-    is_sorted = len(chosen) == rows.num_rows and bool((np.diff(chosen) > 0).all())
-    return rows if is_sorted else rows.take(pa.array(chosen))
+    ordered = in_order(rows, *POSITION_COLUMNS)
+    queue, offset = (integers(ordered[name], NONE) for name in POSITION_COLUMNS)
+    return only(ordered, first_of_each(queue, offset))
 
 
 def _check_whole(rows: pa.Table, ranges: Sequence[OffsetRange]) -> None:
