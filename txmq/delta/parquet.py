@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from txmq.errors import StorageError
 from txmq.ground.clock import elapsed_ms
 from txmq.ground.random_names import new_uuid
 from txmq.ground.results import plain
@@ -24,12 +23,8 @@ WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue
 # For fewer rows a dictionary takes longer than it saves.
 DICTIONARY_ROWS = 32
 COMPRESSION = "snappy"
-STAGING_PREFIX = "staging-"
-# Of the files by which Databricks commits a folder of Parquet files.
-STARTED_PREFIX, COMMITTED_PREFIX = "_started_", "_committed_"
 # A new file has about so many bytes of rows, before they are compressed.
 FILE_BYTES = 1 << 30
-BLOCK_BYTES = 32 * 1024 * 1024
 # A round of the schedule has some tens of due dates, each with a buffer of this size.
 PARTITION_BUFFER_BYTES = 4 * 1024 * 1024
 PARTITIONS_BUFFER_BYTES = 64 * 1024 * 1024
@@ -60,14 +55,6 @@ class NewFile:
 def new_file_path() -> str:
     """Make a new, unique file name."""
     return f"part-{new_uuid()}.{COMPRESSION}.parquet"
-
-
-def staging_folder() -> str:
-    """Make the name of a folder for files that Spark writes; VACUUM removes what is left in it.
-
-    VACUUM would ignore a folder whose name begins with an underscore.
-    """
-    return f"{STAGING_PREFIX}{new_uuid()}"
 
 
 def parquet_writer(  # noqa: PLR0913 - a file, its settings, its footer
@@ -240,41 +227,6 @@ def described(
     return NewFile(
         path, size_bytes, metadata.num_rows, _stats_of_footer(metadata, statistics), dict(partition)
     )
-
-
-def written_by_spark(
-    folder: str,
-    filesystem: pa_fs.FileSystem,
-    statistics: Sequence[str],
-    partition: Mapping[str, str | None],
-) -> list[NewFile]:
-    """List the Parquet files of a folder that Spark wrote, in the order of its partitions.
-
-    Databricks leaves the files of tasks that failed in the folder, and names the others in
-    `_committed_…`.
-    """
-    infos = filesystem.get_file_info(pa_fs.FileSelector(folder))
-    names = {info.path.rpartition("/")[2]: info.path for info in infos}
-    lists = [path for name, path in names.items() if name.startswith(COMMITTED_PREFIX)]
-    if not lists and any(name.startswith(STARTED_PREFIX) for name in names):
-        raise StorageError(folder, "Databricks began to write files and committed none")
-    written = {name for name in names if name.endswith(".parquet")}
-    written = written & _committed_names(filesystem, lists) if lists else written
-    paths = sorted(names[name] for name in written)
-    files = [described(path, filesystem, statistics, partition) for path in paths]
-    return [file for file in files if file.num_records]
-
-
-def _committed_names(filesystem: pa_fs.FileSystem, lists: Iterable[str]) -> set[str]:
-    """Return the names of the files that Databricks's own commits of a folder added and left."""
-    added: set[str] = set()
-    removed: set[str] = set()
-    for path in lists:
-        with filesystem.open_input_stream(path) as source:
-            commit = json.loads(source.read())
-        added |= set(commit["added"])
-        removed |= set(commit["removed"])
-    return added - removed
 
 
 # --- the statistics of a file -------------------------------------------------------------------

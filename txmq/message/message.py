@@ -84,7 +84,7 @@ RESERVED_PROPERTIES = frozenset(
     ]
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _LEVEL = "an int: 0 for no delay, or the number of a level from 1 on"
 _SECONDS = "an int of whole seconds, from 0 to the store's timer_max_delay_s"
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -350,7 +350,7 @@ def _check_property(name: object, value: object) -> None:
             raise InvalidMessageError("property", f"{shown(name)} {text_problem}")
     if name in RESERVED_PROPERTIES or str(name).lower().startswith("__txmq"):
         raise InvalidMessageError("property", f"{shown(name)} is reserved; choose another name")
-    if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not _WHOLE_SECONDS.fullmatch(str(value)):
+    if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not WHOLE_SECONDS.fullmatch(str(value)):
         problem = f"{name} must be a number of whole seconds above 0, of at most 9 digits"
         raise InvalidMessageError("property", problem)
 

@@ -34,6 +34,8 @@ from txmq.errors import EnvironmentProblemError, StorageError, TxmqError, Unread
 from txmq.ground.clock import elapsed_ms
 from txmq.ground.version import __version__
 from txmq.message.body_schema import parsed_schema
+from txmq.producer.frame_rows import Refusals, check_refusals, merge
+from txmq.spark.settings import session_settings, setting_of
 from txmq.store.schemas import HALF, SCHEDULE, TOPIC
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ BATCH_BYTES_MAX = 256 * 1024 * 1024
 # Earlier ones bound the batches that a task gets by their rows alone.
 _BOUNDS_BYTES = (4, 2)
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+# That of Spark 4.2, where a session tells no default.
+_DEFAULT_BATCH_BYTES = "64m"
 # Sizes as Spark spells them: 67108864b, 64m, 64mb.
 _SIZE, _UNITS = re.compile(r"(\d{1,18})([kmg]?)b?", re.ASCII), ("", "k", "m", "g")
 # What the tasks return, one for each.
@@ -110,35 +115,61 @@ def slots(spark: SparkSession, table: Table, body_schema: str | None = None) -> 
     return len(rows)
 
 
-def check_batches(spark: SparkSession) -> None:
-    """Raise EnvironmentProblemError if a task may get batches of rows of any size."""
-    from pyspark.errors import PySparkException
+@contextmanager
+def bounded_batches(spark: SparkSession, row_bytes: int) -> Iterator[None]:
+    """Let tasks get batches of rows of BATCH_BYTES_MAX at most, in the jobs of the block.
 
-    version = tuple(int(part) for part in re.findall(r"\d+", spark.version)[:2])
-    try:
-        # Its default too, which `setting_of` does not tell.
-        size = _SIZE.fullmatch((spark.conf.get(_BATCH_BYTES) or "").strip().lower())
-    except PySparkException:
-        size = None
+    Spark bounds them in bytes since 4.2. Before, it bounds their rows, so few of them may come.
+
+    Args:
+        spark: the session; one of Spark Connect too.
+        row_bytes: the most that a row has.
+
+    Raises: EnvironmentProblemError where the session refuses the setting.
+    """
+    text = setting_of(spark, _BATCH_BYTES) or _DEFAULT_BATCH_BYTES
+    size = _SIZE.fullmatch(text.strip().lower())
     size_bytes = int(size[1]) * 1024 ** _UNITS.index(size[2]) if size else 0
-    if version < _BOUNDS_BYTES or not 0 < size_bytes <= BATCH_BYTES_MAX:
-        problem = f"{_BATCH_BYTES} bounds no batch by {BATCH_BYTES_MAX:,} bytes or less"
-        raise EnvironmentProblemError(problem, "Use Spark 4.2 with its default.")
+    version = tuple(int(part) for part in re.findall(r"\d+", spark.version)[:2])
+    if version >= _BOUNDS_BYTES and 0 < size_bytes <= BATCH_BYTES_MAX:
+        yield
+        return
+    rows = max(1, BATCH_BYTES_MAX // row_bytes)
+    way_out = f"Set {_BATCH_ROWS} to {rows}."
+    with session_settings(spark, {_BATCH_ROWS: str(rows)}, way_out=way_out):
+        yield
 
 
 def written_files(outcomes: DataFrame, folder: TableFolder) -> list[NewFile]:
     """Run the tasks that return `file_outcome`s; return their files in the order of the tasks.
 
-    Where one could not write, the files of the others are deleted.
-
-    Raises: UnreadableFileError, StrangeRowError of a task; as Spark where the job fails.
+    Raises: as `files_of`; as Spark where the job fails.
     """
     # A file is as old as it may be.
     made_ms = elapsed_ms()
-    facts: list[dict[str, Any]] = [json.loads(row["outcome"]) for row in outcomes.collect()]
+    return files_of([row["outcome"] for row in outcomes.collect()], folder, made_ms)
+
+
+def files_of(outcomes: Iterable[str], folder: TableFolder, made_ms: int) -> list[NewFile]:
+    """Return the files that tasks have written, in the order of the tasks.
+
+    Where one could not write, or refused a row, the files of all are deleted.
+
+    Args:
+        outcomes: of `file_outcome`.
+        folder: of their table.
+        made_ms: when the first of them may have been made, by `elapsed_ms`.
+
+    Raises: UnreadableFileError, StrangeRowError of a task; InvalidMessageError for rows that cannot
+        be messages.
+    """
+    facts: list[dict[str, Any]] = [json.loads(outcome) for outcome in outcomes]
     files = [NewFile(**file) for each in facts for file in each.get("files", ())]
     problems = [each for each in facts if "files" not in each]
-    if problems:
+    refusals: dict[str, tuple[int, int]] = {}
+    for each in facts:
+        merge(refusals, each.get("refusals", {}))
+    if problems or refusals:
         # Else maintenance removes them.
         with suppress(*STORAGE_ERRORS):
             delete_files(folder, [file.path for file in files])
@@ -146,6 +177,7 @@ def written_files(outcomes: DataFrame, folder: TableFolder) -> list[NewFile]:
         if "unreadable" in problem:
             raise UnreadableFileError(**problem["unreadable"])
         raise StrangeRowError(f"a task of Spark cannot copy a row ({problem['strange']})")
+    check_refusals(refusals)
     return [replace(file, made_ms=made_ms) for file in files]
 
 
@@ -208,8 +240,12 @@ class TablePlace:
         return Table(self.location, _SCHEMAS[self.kind], self.options)
 
 
-def file_outcome(table: str, write: Callable[[], Iterable[NewFile]]) -> pa.RecordBatch:
+def file_outcome(
+    table: str, write: Callable[[], Iterable[NewFile]], refusals: Refusals | None = None
+) -> str:
     """Write files of a table, and tell of them in JSON.
+
+    `refusals` are those of rows that were met while `write` ran.
 
     What no other attempt would do better is told and not raised: a file that cannot be read, a row
     that cannot be copied. An error that is raised stands in Spark's log with its whole traceback,
@@ -218,7 +254,8 @@ def file_outcome(table: str, write: Callable[[], Iterable[NewFile]]) -> pa.Recor
     Raises: StorageError; MemoryError.
     """
     try:
-        facts: dict[str, Any] = {"files": [asdict(file) for file in write()]}
+        files = [asdict(file) for file in write()]
+        facts: dict[str, Any] = {"files": files, "refusals": refusals or {}}
     except UnreadableFileError as error:
         facts = {"unreadable": {"table": error.table, "path": error.path, "problem": error.problem}}
     except TxmqError as error:
@@ -229,7 +266,12 @@ def file_outcome(table: str, write: Callable[[], Iterable[NewFile]]) -> pa.Recor
         raise
     except Exception as error:  # noqa: BLE001 - whatever a strange row leads to
         facts = {"strange": type(error).__name__}
-    return pa.RecordBatch.from_pydict({"outcome": [json.dumps(facts)]})
+    return json.dumps(facts)
+
+
+def as_batch(outcome: str | None) -> pa.RecordBatch:
+    """Return the outcome of a task as its one row."""
+    return pa.RecordBatch.from_pydict({"outcome": pa.array([outcome], pa.string())})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -259,4 +301,4 @@ def _looked(needs: _Needs, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
     """Tell once for a partition what stands in the way of a task there; null for nothing."""
     for _ in batches:
         pass
-    yield pa.RecordBatch.from_pydict({"outcome": pa.array([needs.problem()], pa.string())})
+    yield as_batch(needs.problem())

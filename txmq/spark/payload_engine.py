@@ -33,6 +33,7 @@ from txmq.publish.plan import BATCH_ROWS, NumberedPlan, Plan, PlanFile
 from txmq.spark.executors import (
     OUTCOMES,
     TablePlace,
+    as_batch,
     as_own_error,
     check_executors,
     file_outcome,
@@ -244,7 +245,7 @@ def _copied(copy: _Copy, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
     """Copy the messages of each task."""
     for batch in batches:
         for plans in batch.column(0).to_pylist():
-            yield file_outcome(copy.topic.location, partial(copy.files, plans))
+            yield as_batch(file_outcome(copy.topic.location, partial(copy.files, plans)))
 
 
 def _decoded(content: bytes, tables: Mapping[str, Table]) -> NumberedPlan:

@@ -1,4 +1,4 @@
-"""Settings of a user's Spark session and of the files that Spark writes for txmq.
+"""Settings of a user's Spark session.
 
 A session may refuse a setting: serverless compute takes six of them.
 """
@@ -6,18 +6,15 @@ A session may refuse a setting: serverless compute takes six of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from txmq.delta.parquet import BLOCK_BYTES, COMPRESSION, WITHOUT_DICTIONARY
 from txmq.errors import EnvironmentProblemError, shown
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import SparkSession
 
 
-# Few engines read Spark's default, INT96.
-MICROSECONDS: Mapping[str, str] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 # With one of these Spark leaves out the rows of a file that is gone or damaged, and says nothing.
 _PASSING_OVER = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
@@ -77,23 +74,6 @@ def session_settings(
             change_setting(spark, name, value, way_out=way_out)
             restoring.callback(change_setting, spark, name, before, way_out=way_out)
         yield
-
-
-@contextmanager
-def microsecond_timestamps(spark: SparkSession) -> Iterator[None]:
-    """Let Spark write TIMESTAMP_MICROS where its session allows that; txmq reads INT96 too."""
-    with ExitStack() as changed:
-        with suppress(EnvironmentProblemError):
-            changed.enter_context(session_settings(spark, MICROSECONDS, way_out=""))
-        yield
-
-
-def spark_writer(rows: DataFrame) -> DataFrameWriter:
-    """Return a Spark writer with settings for messages and row groups that need little memory."""
-    writer = rows.write.option("compression", COMPRESSION).option("parquet.block.size", BLOCK_BYTES)
-    for name in WITHOUT_DICTIONARY:
-        writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
-    return writer
 
 
 def _refused(name: str, error: Exception, way_out: str) -> EnvironmentProblemError:

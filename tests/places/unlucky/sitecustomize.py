@@ -20,8 +20,8 @@ LIMIT_S = 120.0
 _outcome = executors.file_outcome
 
 
-def unlucky_outcome(table: str, write: Callable[[], Any]) -> Any:
-    outcome = _outcome(table, write)
+def unlucky_outcome(table: str, write: Callable[[], Any], *others: Any) -> Any:
+    outcome = _outcome(table, write, *others)
     task = TaskContext.get()
     assert task is not None
     place = f"{table.rpartition('/')[2]}.{task.stageId()}.{task.partitionId()}"

@@ -43,11 +43,11 @@ def producer(store: Store) -> TransactionProducer:
     return TransactionProducer(store, producer_group=GROUP)
 
 
-@pytest.fixture(params=["tasks", "the writer of Spark"])
+@pytest.fixture(params=["tasks", "this process"])
 def writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who writes the files: tasks on executors, or Spark itself where they cannot."""
+    """Who writes the files: tasks on executors, or this process where they cannot."""
     if request.param == "tasks":
-        monkeypatch.setattr(dataframe, "spark_writer", None)
+        monkeypatch.setattr(dataframe, "files_of", None)
     else:
         monkeypatch.setattr(executors, "__version__", "0.0.1")
         monkeypatch.setattr(executors, "_LOOKS", WeakKeyDictionary())
@@ -186,20 +186,20 @@ def test_files_of_the_half_log_tell_their_transaction(
 def test_executors_that_lacked_something_are_asked_again_after_ten_minutes(
     producer: TransactionProducer, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, by_spark = ManualClock(), Mock(wraps=dataframe.spark_writer)
+    clock, written_here = ManualClock(), Mock(wraps=dataframe.files_of)
     monkeypatch.setattr(executors, "elapsed_ms", clock.now_ms)
-    monkeypatch.setattr(dataframe, "spark_writer", by_spark)
+    monkeypatch.setattr(dataframe, "files_of", written_here)
     with monkeypatch.context() as other_version:
         other_version.setattr(executors, "__version__", "0.0.1")
         prepared(producer, rows(spark, 3))
     clock.advance(599)
     prepared(producer, rows(spark, 3))
-    assert by_spark.call_count == 2
+    assert written_here.call_count == 2
 
     clock.advance(1)
     prepared(producer, rows(spark, 3))
 
-    assert by_spark.call_count == 2
+    assert written_here.call_count == 2
 
 
 @pytest.mark.usefixtures("writer")
@@ -276,6 +276,7 @@ def test_what_is_no_dataframe_is_refused(producer: TransactionProducer, frame: A
         ("'a' AS body, concat('a', char(1)) AS tags", "control"),
     ],
 )
+@pytest.mark.usefixtures("writer")
 def test_rows_that_cannot_be_messages_are_counted_and_nothing_stays(
     store: Store, spark: Any, column: str, problem: str
 ) -> None:
@@ -292,6 +293,7 @@ def test_rows_that_cannot_be_messages_are_counted_and_nothing_stays(
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "Pacific/Kiritimati", "America/New_York"])
 @pytest.mark.parametrize(("year_1_plus_us", "is_refused"), [(-1, True), (0, False)])
+@pytest.mark.usefixtures("writer")
 def test_time_that_python_does_not_have_is_refused_in_every_zone(  # noqa: PLR0913
     store: Store,
     producer: TransactionProducer,
@@ -342,6 +344,7 @@ def test_sentinel_of_another_program_is_refused_in_a_zone_east_of_utc(
         (f"map({NO_UTF8}, 'a') AS properties", "a property not valid UTF-8"),
     ],
 )
+@pytest.mark.usefixtures("writer")
 def test_text_that_is_not_utf_8_is_refused_with_the_place_of_its_row(
     store: Store, producer: TransactionProducer, spark: Any, column: str, problem: str
 ) -> None:

@@ -206,7 +206,7 @@ def test_life_of_a_transaction_is_shown_after_its_log_entries_went(busy: Store) 
 
 def test_file_that_no_commit_names_is_swept_up_when_it_is_old(busy: Store) -> None:
     orphan = Path(busy.location, "half", "part-of-a-killed-process.parquet")
-    staged = Path(busy.location, "half", "staging-1", "_SUCCESS")
+    staged = Path(busy.location, "half", "left-1", "_SUCCESS")
     cut_short = Path(busy.location, "half", "_delta_log", "_commit_1.json.tmp")
     staged.parent.mkdir()
     for path in (orphan, staged, cut_short):
