@@ -605,13 +605,14 @@ class ReaderOvertakenError(TxmqError):
 
 
 class CheckpointMismatchError(TxmqError):
-    """The checkpoint of a stream is that of another topic, or the topic is another table now."""
+    """The checkpoint of a stream does not fit the topic that it reads, or what it has sent."""
 
-    def __init__(self) -> None:
-        """Say that each topic and group needs its own."""
+    def __init__(self, problem: str | None = None) -> None:
+        """Say what does not fit; by default that each topic and group needs its own."""
         super().__init__(
-            "the checkpoint belongs to another topic, or the topic was made anew or restored to an "
-            "older copy; use a new checkpoint, as Consumer.checkpoint_location names it"
+            problem
+            or "the checkpoint belongs to another topic, or the topic was made anew or restored to "
+            "an older copy; use a new checkpoint, as Consumer.checkpoint_location names it"
         )
 
 

@@ -7,8 +7,6 @@ ROWS = """
         SELECT *, known AND ordinal IS NOT NULL OR forgotten OR by_schedule AS has_place,
             lag(offset) OVER (PARTITION BY name, queue ORDER BY offset, message_id)
                 AS offset_before,
-            lag(op_version) OVER (PARTITION BY name, queue ORDER BY offset, message_id)
-                AS version_before,
             last(if(known AND ordinal IS NOT NULL OR forgotten OR by_schedule,
                 struct(op_version, ordinal, sequence, offset), NULL), true)
                 OVER (PARTITION BY name, queue ORDER BY offset, message_id
@@ -16,8 +14,8 @@ ROWS = """
         FROM {placed}
     ), judged AS (
         SELECT p.*, m.number AS mark, offset - offset_before AS step,
-            is_scheduled AND {schedule_us} > {never} OR coalesce(version_before <= try_element_at(
-                from_json({begins}, 'MAP<STRING, BIGINT>'), p.name), false) AS may_lack,
+            is_scheduled AND {schedule_us} > {never} OR try_element_at(
+                from_json({begins}, 'MAP<STRING, BIGINT>'), p.name) IS NOT NULL AS may_lack,
             before.offset < offset AND has_place AS comparable,
             p.ordinal IS NULL OR before.ordinal IS NULL AS is_coarse,
             known AND is_dead AND p.ordinal IS NULL AS unexplained,
@@ -121,7 +119,6 @@ REPEATS = """
 QUEUES = """
     WITH queues AS (
         SELECT name, queue, min(offset) AS first, max(offset) AS last,
-            max_by(op_version, struct(offset, message_id)) AS last_version,
             any_value(is_scheduled) AND {schedule_us} > {never} AS has_holes,
             try_element_at(from_json({begins}, 'MAP<STRING, BIGINT>'), name) AS begin
         FROM {placed} GROUP BY name, queue
@@ -134,7 +131,7 @@ QUEUES = """
     FROM queues LEFT JOIN {marks} m
         ON m.table = concat('topics/', name) AND m.app_id = concat('txmq-offset/', queue)
     WHERE coalesce(number, -1) <> last + 1 AND NOT (coalesce(number, -1) > last
-        AND (has_holes OR coalesce(last_version <= begin, false)))
+        AND (has_holes OR begin IS NOT NULL))
 """
 
 SETTLED = """

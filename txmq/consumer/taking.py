@@ -81,14 +81,19 @@ class MessageTaking:
         return handed, failure if must_raise else None
 
     def _fill(self, batch: HandedMessages, queues: Queues) -> Exception | None:
-        """Fill the batch, and return the first error of a queue that cannot be read."""
+        """Fill the batch, and return the first error of a queue that cannot be read.
+
+        What lies before the error is handed out first: who goes on behind it would miss that.
+        """
         failure = self._member.begin_failure
         for queue, position in queues:
+            start = position.next_offset
             try:
                 while not batch.is_full and self._has_messages(queue, position):
                     batch.take(queue, position)
             except UNREADABLE as error:
-                failure = failure or error
+                if position.next_offset == start:
+                    failure = failure or error
                 # The other queues would wait for the storage as long.
                 if isinstance(error, StorageUnavailableError):
                     break

@@ -39,6 +39,7 @@ from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.ends import AskedEnds, EndCommits, asked_ends, trusted_s
 from txmq.producer.group_commit import Answer, Answered, GroupCommitter, Item, Size
 from txmq.producer.keyed import KeyedAttempt, KeyedHalves, KeyedTry
+from txmq.producer.once import BatchSender, QueryBatch
 from txmq.producer.pipeline import SendFuture, Steps, waited
 from txmq.producer.recall import RecallCheck
 from txmq.producer.routing import (
@@ -179,14 +180,31 @@ class ProducerCommits:
             halves = [self.carrying(half, sending)]
             _raise_first((yield from self.append([(halves, half_size(send))])))
 
+    def send_dataframe(self, send: PlannedSend, rows: DataFrameSend) -> Steps[None]:
+        """Append the halves of ordinary messages, then their COMMIT; neither commit is shared.
+
+        Raises: as `send`; InvalidMessageError for no rows.
+        """
+        yield from self.prepare_dataframes(send, [rows], ordinary=True)
+        (resolution,) = yield from self.claim(asked_ends([send], [ClaimKind.COMMIT]))
+        resolution.confirm(send.transaction_id, ClaimKind.COMMIT)
+
+    def send_batch(self, send: PlannedSend, rows: DataFrameSend, batch: QueryBatch) -> None:
+        """Do as `send_dataframe` for a micro-batch of a stream, once however often it runs.
+
+        Raises: as BatchSender; InvalidMessageError for no rows.
+        """
+        self._logs.check_key()
+        single, limits_of = self.half_of(send, ordinary=True), self._router.send_limits
+        head, files = self._logs.frame_files(single, [rows], limits_of)
+        self._logs.batches.send(batch, head, files, _frames_of([rows]))
+
     def prepare_dataframes(
-        self,
-        send: PlannedSend,
-        sends: Sequence[DataFrameSend],
+        self, send: PlannedSend, sends: Sequence[DataFrameSend], *, ordinary: bool = False
     ) -> Steps[None]:
         """Append all halves of a transaction with DataFrames: one commit, not shared."""
-        single = self.half_of(send)
-        with self._begin_prepare(single, sends) as sending:
+        single = self.half_of(send, ordinary=ordinary)
+        with self._begin_prepare(single, sends, ordinary=ordinary) as sending:
             single = self.carrying(single, sending)
             head, files = self._logs.frame_files(single, sends, self._router.send_limits)
             refused = self._logs.commit_frames(head, files, _frames_of(sends))
@@ -220,7 +238,11 @@ class ProducerCommits:
         return TransactionState.PENDING if answer else self._joined(tried)
 
     def _begin_prepare(
-        self, half: HalfTransaction, frames: Sequence[DataFrameSend] = ()
+        self,
+        half: HalfTransaction,
+        frames: Sequence[DataFrameSend] = (),
+        *,
+        ordinary: bool = False,
     ) -> Sending:
         """Tell the hooks that a prepare begins; its block tells them the end.
 
@@ -228,7 +250,8 @@ class ProducerCommits:
         """
         self._logs.check_key()
         messages = {half.origin.transaction_id: half.messages}
-        return self.hooks.begin_send(messages, dataframe_topics=[frame.topic for frame in frames])
+        topics = [frame.topic for frame in frames]
+        return self.hooks.begin_send(messages, ordinary=ordinary, dataframe_topics=topics)
 
     def _tried(
         self, attempt: KeyedAttempt, single: HalfTransaction, sends: Sequence[DataFrameSend]
@@ -463,6 +486,7 @@ class LogCommits:
             self._commit_recalls, "txmq-recall"
         )
         self.keyed = KeyedHalves(store, producer_group, watch, codec)
+        self.batches = BatchSender(store, producer_group, clock, watch)
 
     def _committer(
         self, commit: Callable[[list[Item]], Sequence[Answer]], name: str

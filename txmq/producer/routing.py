@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -143,6 +143,19 @@ class DataFrameSend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """Rows of a DataFrame whose halves are written already; fills DataFrameSend."""
+
+    topic: str
+    body_schema: BodySchema | None
+    files: Sequence[NewFile]
+
+    def write(self, *_: object) -> list[NewFile]:
+        """Return the files; 0 commits."""
+        return list(self.files)
+
+
 class MessageRouter:
     """Takes messages into the topics of one namespace. Safe for many threads.
 
@@ -231,25 +244,38 @@ class MessageRouter:
     def accept_dataframe(self, dataframe: DataFrame, topic: str) -> DataFrameSend:
         """Accept a DataFrame whose rows are messages to a topic here; compute nothing.
 
-        Raises: InvalidNameError, SchemaMismatchError, TopicConflictError, TopicNotFoundError,
-            TopicKindError, TopicReadOnlyError, StorageError.
+        Raises: SchemaMismatchError; as `accept_rows`.
         """
-        stored = check_readable_topic(self._stored_topic(check_topic(topic)))
-        if self.codec is not None:
-            problem = "are sent by Spark, where no body codec runs; send them by another producer"
-            raise InvalidMessageError("rows of a DataFrame", problem)
+        stored = self._topic_of_rows(topic)
         send: DataFrameSend = spark_room().dataframe_send(
             dataframe, stored, self.body_schema(stored)
         )
+        self.accept_rows(topic, dataframe.columns, is_transactional=True)
+        return send
+
+    def accept_rows(self, topic: str, columns: Collection[str], *, is_transactional: bool) -> str:
+        """Return the stored name of a topic that takes rows with these columns.
+
+        Raises: InvalidNameError, InvalidMessageError, TopicConflictError, TopicNotFoundError,
+            TopicKindError, TopicReadOnlyError, StorageError.
+        """
+        stored = self._topic_of_rows(topic)
         self.check_topic(stored)
         self.catalog.check_writable(stored)
         self.catalog.check_kind(
             stored,
-            is_transactional=True,
-            is_delayed=bool({"delay_s", "deliver_timestamp"} & set(dataframe.columns)),
-            has_sharding_key="sharding_key" in dataframe.columns,
+            is_transactional=is_transactional,
+            is_delayed=not {"delay_s", "deliver_timestamp"}.isdisjoint(columns),
+            has_sharding_key="sharding_key" in columns,
         )
-        return send
+        return stored
+
+    def _topic_of_rows(self, topic: str) -> str:
+        stored = check_readable_topic(self._stored_topic(check_topic(topic)))
+        if self.codec is not None:
+            problem = "are sent by Spark, where no body codec runs; send them by another producer"
+            raise InvalidMessageError("rows of a DataFrame", problem)
+        return stored
 
     def _stored(self, message: Message) -> Message:
         if self._namespace is None:

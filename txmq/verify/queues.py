@@ -249,9 +249,9 @@ class QueueChecks:
         self._pinned, self._findings = pinned, findings
         self._name, self._rows = name, rows
         self._addresses = TopicAddresses(name, pinned.topics[name], rows.queue, rows.offset)
-        # Whole due dates leave holes everywhere.
+        # Whole due dates leave holes everywhere, and so does retention among late repairs.
         dates_gone = is_schedule(name) and pinned.schedule_forgotten_before_date
-        self._has_holes = bool(dates_gone)
+        self._has_holes = bool(dates_gone) or name in pinned.topic_begin
 
     def run(self) -> None:
         """Run every check."""
@@ -266,7 +266,7 @@ class QueueChecks:
         """Report offsets that do not rise by one, or that no mark follows (I3, I21, I23)."""
         queue, offset = self._rows.queue, self._rows.offset
         same_queue, steps = queue[1:] == queue[:-1], offset[1:] - offset[:-1]
-        gap = same_queue & (steps > 1) & ~self._may_end(self._rows.op_version[:-1])
+        gap = same_queue & (steps > 1) & (not self._has_holes)
         later = np.arange(1, max(1, len(queue)))
         self._report("I3", later[same_queue & (steps == 0)], "has an offset that is taken")
         self._report("I23", later[gap], "comes after a gap of offsets")
@@ -274,21 +274,16 @@ class QueueChecks:
         for begin, end in zip(starts.tolist(), last.tolist(), strict=True):
             self._check_queue(begin, end)
 
-    def _may_end(self, op_versions: Integers) -> Flags:
-        """Flag rows behind which retention may have taken others."""
-        return self._pinned.may_lack(self._name, op_versions) | self._has_holes
-
     def _check_queue(self, begin: int, end: int) -> None:
         queue, (first, last) = (
             int(self._rows.queue[begin]),
             self._rows.offset[[begin, end]].tolist(),
         )
         row_id = f"{self._name}/{queue}"
-        if first != 0 and not (self._has_holes or self._name in self._pinned.topic_begin):
+        if first != 0 and not self._has_holes:
             self._findings.add("I23", 1, [row_id], f"begins at offset {first}, not at 0")
         following = self._pinned.topics[self._name].mark(f"txmq-offset/{queue}")
-        more_is_gone = self._may_end(self._rows.op_version[end : end + 1])[0]
-        if following != last + 1 and not (more_is_gone and following > last):
+        if following != last + 1 and not (self._has_holes and following > last):
             detail = f"next offset is kept as {following}, the last row has {last}"
             self._findings.add("I21", 1, [row_id], detail)
 

@@ -119,7 +119,8 @@ def told(transaction: OpenTransaction, kind: ClaimKind, answer: Answer) -> Itera
     except BaseException as error:
         answered(transaction.promises, _refused_end(error, kind))
         raise
-    answered(transaction.promises, answer)
+    if not (transaction.may_have_ended and answer is Answer.HIDDEN):
+        answered(transaction.promises, answer)
 
 
 def _claim(world: World, life: Life, transaction: OpenTransaction, kind: ClaimKind) -> None:
@@ -410,6 +411,9 @@ def restore_table(world: World, _: Life, step: Step) -> None:
     shutil.rmtree(world.location / name, ignore_errors=True)
     shutil.copytree(world.copy / name, world.location / name)
     world.ledger.go_back()
+    if name == "op":
+        for one in world.ledger.open:
+            one.may_have_ended = True
 
 
 def empty(world: World, _: Life, step: Step) -> None:

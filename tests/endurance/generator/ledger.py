@@ -58,6 +58,7 @@ class OpenTransaction:
     Attributes:
         is_ended: its call has said so, and says it again from memory.
         renewed_s: when the file of its producer listed it last.
+        may_have_ended: by a claim that an older copy of the op log has not.
     """
 
     id: str
@@ -68,6 +69,7 @@ class OpenTransaction:
     maker: object = None
     is_ended: bool = False
     renewed_s: float | None = None
+    may_have_ended: bool = False
 
 
 @dataclass

@@ -110,6 +110,20 @@ def test_other_queues_are_served_and_the_error_comes_again_until_a_seek(
     assert bodies(drained(consumer)) == ["m1"]
 
 
+def test_messages_before_a_gap_are_handed_out_before_it_is_told(world: ConsumerWorld) -> None:
+    for body in ("m0", "m1", "m2"):
+        world.send_to(0, body)
+    DeltaTable(str(table_path(world))).delete("queue_offset = 1")
+    consumer = world.consumer()
+
+    assert bodies(consumer.poll(5, 0)) == ["m0"]
+    with pytest.raises(MessagesExpiredError) as told:
+        consumer.poll(5, 0)
+    assert (told.value.next_offset, told.value.first_offset) == (1, 2)
+    consumer.seek(TOPIC, 0, told.value.first_offset)
+    assert bodies(consumer.poll(5, 0)) == ["m2"]
+
+
 def test_consumer_that_comes_after_retention_is_told_what_it_missed(world: ConsumerWorld) -> None:
     world.send_to(0, "m0")
     world.consumer().close()
