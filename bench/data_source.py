@@ -13,7 +13,7 @@ from bench.messages import TOPIC
 from bench.outcome import BARE, Outcome, alternate
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.spark.session import register_data_source
+from txmq.spark.data_source import register_data_source
 from txmq.spark.streams import Consumer
 from txmq.store.store import Store
 

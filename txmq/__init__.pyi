@@ -159,11 +159,11 @@ from txmq.producer.transaction import Transaction as Transaction
 from txmq.publish.delay_service import DelayService as DelayService
 from txmq.publish.publisher import Publisher as Publisher
 from txmq.spark.catalogs import CatalogTables as CatalogTables
+from txmq.spark.data_source import register_data_source as register_data_source
 from txmq.spark.listeners import JdbcListener as JdbcListener
 from txmq.spark.listeners import QueryListener as QueryListener
 from txmq.spark.micro_batches import BatchTransactions as BatchTransactions
 from txmq.spark.session import local_session as local_session
-from txmq.spark.session import register_data_source as register_data_source
 from txmq.spark.streams import Consumer as Consumer
 from txmq.store.config import Config as Config
 from txmq.store.store import Store as Store

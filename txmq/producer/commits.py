@@ -33,6 +33,7 @@ from txmq.listeners.hooks import Hooks
 from txmq.message.ids import IdempotencyKey, new_transaction_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import namespace_of, unwrapped
 from txmq.message.trace_context import carrying
 from txmq.producer.body_check import NONE_REFUSED, BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
@@ -50,6 +51,7 @@ from txmq.producer.routing import (
     RoutedMessage,
     SendLimits,
     SendResult,
+    WrittenRows,
     send_result,
 )
 from txmq.store.claim_writer import ClaimWriter, NumberedCommits
@@ -236,6 +238,30 @@ class ProducerCommits:
             if isinstance(answer, TxmqError):
                 raise answer
         return TransactionState.PENDING if answer else self._joined(tried)
+
+    def join_written(self, transaction_id: str, topic: str) -> TransactionState:
+        """Return the state of a transaction whose halves another process has written; 0 commits.
+
+        Raises: InvalidMessageError if there are none; SendForbiddenError; as `KeyedHalves.join`.
+        """
+        half = self.half_of(PlannedSend(transaction_id, ()))
+        with self._begin_prepare(half, [WrittenRows(topic, None, ())]):
+            if self.state_of(transaction_id) is None:
+                problem = "has no message; write a DataFrame with write_options() before prepare()"
+                raise InvalidMessageError("transaction", problem)
+            return self._logs.keyed.join(KeyedTry("", half))
+
+    def write_options(self, transaction_id: str, topic: str, immunity_s: float) -> dict[str, str]:
+        """Return the options by which Spark writes the halves of a transaction."""
+        namespace = namespace_of(self.producer_group)
+        return {
+            "path": self.store.location,
+            "topic": topic,
+            "producerGroup": unwrapped(self.producer_group),
+            "transaction": transaction_id,
+            "checkImmunityTime": str(immunity_s),
+            **({} if namespace is None else {"namespace": namespace}),
+        }
 
     def _begin_prepare(
         self,

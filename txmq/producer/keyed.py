@@ -147,7 +147,8 @@ class KeyedHalves:
     def join(self, tried: KeyedTry) -> TransactionState:
         """Join an earlier try. Return its state, PENDING or COMMITTED; 0 commits.
 
-        Of a transaction whose messages retention has taken nothing can be compared.
+        Of a transaction whose messages retention has taken nothing can be compared, nor of a try
+        without messages, which joins whatever is there.
 
         Raises: AlreadyResolvedError, IncompleteTransactionError, TransactionForgottenError,
             DifferentMessagesError, StorageError; TopicChangedError for messages that must not be
@@ -163,7 +164,8 @@ class KeyedHalves:
         if end.state not in _JOINED:
             raise AlreadyResolvedError(transaction_id, end.state.value, end.source)
         if end.halves is not None:
-            self._check_same(tried, end.state)
+            if tried.half.messages or tried.files:
+                self._check_same(tried, end.state)
             if end.state is TransactionState.PENDING:
                 self._check_bodies(tried)
         elif not may_be_forgotten(self._store, transaction_id):

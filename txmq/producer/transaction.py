@@ -235,6 +235,8 @@ class Transaction(MarkedTransaction):
         self._messages: list[RoutedMessage] = []
         self._dataframes: list[DataFrameSend] = []
         self._size_bytes = 0
+        # Where Spark writes its halves, and this process finds them in the half log.
+        self._topic_of_spark: str | None = None
         self._phase = _Phase.COLLECTING
         is_done = attempt is not None and attempt.state is TransactionState.COMMITTED
         self._final_state = TransactionState.COMMITTED if is_done else None
@@ -286,7 +288,7 @@ class Transaction(MarkedTransaction):
             AlreadyPreparedError: `prepare()` or an end was called before.
             StorageError: the settings of the topic cannot be read.
         """
-        self._check_collecting()
+        self._check_takes_messages()
         routed = self._router.accept(
             message, is_transactional=True, queue_id=queue_id, queue_selector=queue_selector
         )
@@ -314,8 +316,39 @@ class Transaction(MarkedTransaction):
             AlreadyPreparedError: `prepare()` or an end was called before.
             StorageError: the settings of the topic cannot be read.
         """
-        self._check_collecting()
+        self._check_takes_messages()
         self._dataframes.append(self._router.accept_dataframe(dataframe, topic))
+
+    def write_options(self, topic: str) -> dict[str, str]:
+        """Return options by which `df.write.format("txmq")` writes the messages; 0 commits.
+
+        Each row becomes a message, as by `send_dataframe`; for what writes a DataFrame and has no
+        transaction in hand, such as a library. The write makes the halves durable, and `prepare()`
+        finds them. It takes one write, and the transaction can have no other messages.
+
+        Args:
+            topic: the topic of all rows, without the namespace of the producer.
+
+        Raises:
+            InvalidMessageError: the transaction has messages already.
+            InvalidNameError, TopicConflictError, TopicNotFoundError, TopicKindError: the topic
+                does not take these rows.
+            AlreadyPreparedError: `prepare()` or an end was called before.
+
+        Example:
+            >>> options = transaction.write_options("order-paid")
+            >>> paid.write.format("txmq").options(**options).mode("append").save()
+            >>> transaction.prepare()
+        """
+        self._check_collecting()
+        if self._messages or self._dataframes:
+            problem = "has messages already; add a DataFrame to them by send_dataframe()"
+            raise InvalidMessageError("transaction", problem)
+        self._topic_of_spark = self._router.accept_rows(topic, (), is_transactional=True)
+        # Another process appends the halves, and somebody may end them before this one looks.
+        self._since = iter((None,))
+        self._renewing.add(self.id, self)
+        return self._commits.write_options(self.id, topic, self._immunity_s)
 
     def prepare(self) -> None:
         """Make all halves durable; run the local transaction only after this returned.
@@ -363,7 +396,7 @@ class Transaction(MarkedTransaction):
         # Not by the steps: they may go on after the block was left.
         self._renewing.add(self.id, self)
         try:
-            if self._attempt is not None or self._dataframes:
+            if self._attempt is not None or self._dataframes or self._topic_of_spark:
                 return self._futures.in_thread(partial(waited, steps), self._size_bytes)
             return self._futures.of(steps, self._size_bytes)
         except BaseException:
@@ -376,8 +409,16 @@ class Transaction(MarkedTransaction):
     def _preparing(self) -> Steps[None]:
         """Append the halves, and change the phase before the caller hears of it."""
         try:
-            if self._attempt is not None:
-                yield from self._join_or_append(self._attempt)
+            if self._topic_of_spark is not None:
+                self._join(self._commits.join_written(self.id, self._topic_of_spark))
+            elif self._attempt is not None:
+                self._join(
+                    (
+                        yield from self._commits.prepare_keyed(
+                            self._attempt, self._planned(), self._dataframes
+                        )
+                    )
+                )
             elif self._dataframes:
                 frames = self._dataframes
                 yield from self._commits.prepare_dataframes(self._planned(), frames)
@@ -394,9 +435,8 @@ class Transaction(MarkedTransaction):
     def _planned(self) -> PlannedSend:
         return PlannedSend(self.id, self._messages, immunity_s=self._immunity_s)
 
-    def _join_or_append(self, attempt: KeyedAttempt) -> Steps[None]:
-        planned = self._planned()
-        state = yield from self._commits.prepare_keyed(attempt, planned, self._dataframes)
+    def _join(self, state: TransactionState) -> None:
+        """Note the state of a transaction that others may have begun, and may have ended."""
         if state is TransactionState.COMMITTED:
             self._final_state = state
 
@@ -436,11 +476,18 @@ class Transaction(MarkedTransaction):
             AlreadyResolvedError: the transaction has another end already.
             TransactionForgottenError, StorageError: as `end`.
         """
-        if self._phase in _UNPREPARED:
+        if self._phase in _UNPREPARED and not self._has_halves_of_spark():
             self._phase = _Phase.DROPPED
             self._renewing.discard(self.id, self)
             return
         self.end(ClaimKind.ROLLBACK)
+
+    def _has_halves_of_spark(self) -> bool:
+        """Tell whether Spark has written halves that nobody has prepared; they count as such."""
+        if self._topic_of_spark is None or self._commits.state_of(self.id) is None:
+            return False
+        self._phase = _Phase.PREPARED
+        return True
 
     def end(self, kind: ClaimKind) -> None:
         """Claim an end and confirm that it took effect; `commit()` and `rollback()` call this.
@@ -482,9 +529,11 @@ class Transaction(MarkedTransaction):
     def _asked_end(self, kind: ClaimKind) -> AskedEnd:
         # A transaction may be large, and most producers have no hooks.
         messages = [routed.message for routed in self._messages] if self._commits.hooks else ()
-        count = None if self._dataframes else len(self._messages)
+        are_counted = not (self._dataframes or self._topic_of_spark)
+        count = len(self._messages) if are_counted else None
         state = LocalTransactionState(kind.value)
-        is_doubtful = self._attempt is not None or self._is_old
+        is_shared = self._attempt is not None or self._topic_of_spark is not None
+        is_doubtful = is_shared or self._is_old
         # Of two ends that are asked for, also by two threads, only the first is taken on trust.
         since = next(self._since, None)
         return AskedEnd(self.id, state, messages, count, is_doubtful, self._is_old, since)
@@ -509,7 +558,7 @@ class Transaction(MarkedTransaction):
 
     def rollback_async(self) -> Future[None]:
         """Roll back as `rollback` does, without waiting. Raises: ClosedError."""
-        if self._phase in _UNPREPARED:
+        if self._phase in _UNPREPARED and not self._has_halves_of_spark():
             self.rollback()
             return done()
         return self.end_async(ClaimKind.ROLLBACK)
@@ -558,8 +607,14 @@ class Transaction(MarkedTransaction):
             raise NotPreparedError(self.id)
 
     def _check_not_empty(self) -> None:
-        if not self._messages and not self._dataframes:
+        if not (self._messages or self._dataframes or self._topic_of_spark):
             raise InvalidMessageError("transaction", "has no message; call send() first")
+
+    def _check_takes_messages(self) -> None:
+        self._check_collecting()
+        if self._topic_of_spark:
+            problem = "has the rows that Spark writes by write_options(), and no others"
+            raise InvalidMessageError("transaction", problem)
 
     def _check_collecting(self) -> None:
         if self._phase is not _Phase.COLLECTING:

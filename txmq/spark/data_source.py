@@ -17,6 +17,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -26,6 +28,7 @@ from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere, StartPoint, TopicOffsets, check_offset
 from txmq.consumer.reader import TopicReader
 from txmq.errors import ConfigError, EnvironmentProblemError, shown
+from txmq.message.ids import check_transaction_id
 from txmq.message.names import check_namespace
 from txmq.spark.members import OffsetRange
 from txmq.spark.topic_slices import (
@@ -36,18 +39,37 @@ from txmq.spark.topic_slices import (
     messages_of,
     slices_of,
 )
+from txmq.spark.topic_writer import WRITES_STREAMS, BatchWriter, RowsWriter, WriteOptions
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 FORMAT = "txmq"
+# Of rows that are sent by themselves; nobody asks it about them.
+DEFAULT_GROUP = "spark"
 EARLIEST, LATEST = "earliest", "latest"
 
 
+def register_data_source(spark: SparkSession) -> None:
+    """Let a session know `format("txmq")`; also one of Spark Connect. 0 commits.
+
+    Args:
+        spark: the session, of Spark 4.0 or newer; 4.1 to write streams, 4.2 to read them.
+
+    Example:
+        >>> register_data_source(spark)
+        >>> spark.read.format("txmq").option("topic", "order-paid").load("/lake/store")
+    """
+    spark.dataSource.register(TxmqDataSource)
+
+
 class TxmqDataSource(DataSource):
-    """Reads topics of a store, whose location is the path; `register_data_source` makes it known.
+    """Reads and writes topics of a store, whose location is the path.
+
+    `register_data_source` makes it known.
 
     The options are those of docs/spark.md.
 
@@ -62,6 +84,26 @@ class TxmqDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the topics. Raises: ConfigError, StorageError."""
         return from_arrow_schema(columns_of(read_options(self.options)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's
+        """Return what sends the rows of a DataFrame: one transaction, and nothing else.
+
+        Raises: ConfigError, SchemaMismatchError; as `accept_rows` of a producer.
+        """
+        return RowsWriter(write_options(self.options, overwrite=overwrite), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 - Spark's
+        """Return what sends a micro-batch of a stream, once however often it runs.
+
+        Raises: as `writer`; EnvironmentProblemError before Spark 4.1.
+        """
+        options = write_options(self.options, overwrite=overwrite)
+        if options.transaction is not None:
+            raise ConfigError(["option transaction is of DataFrames alone"])
+        if not WRITES_STREAMS:
+            problem = "this Spark hands a Python data source the rows of a stream one by one"
+            raise EnvironmentProblemError(problem, "Use Spark 4.1, or BatchTransactions.")
+        return BatchWriter(options, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what plans and reads a DataFrame; nothing is opened yet."""
@@ -138,16 +180,12 @@ class TopicBatchReader(DataSourceReader):
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Check what a user said.
+    """Check what a user said to a reader.
 
     Raises: ConfigError with all faults; InvalidNameError, InvalidFilterError.
     """
     given = {name.lower(): value for name, value in options.items()}
-    faults = [
-        f"option {name} is not one of {', '.join(sorted(OPTIONS.values()))}"
-        for name in given.keys() - OPTIONS.keys()
-    ]
-    faults += [f"option {name} is missing" for name in ("path", "topic") if not given.get(name)]
+    faults = _unknown(given, OPTIONS)
     if "tags" in given and "filter" in given:
         faults.append("options tags and filter are both given; pass one")
     readers = {"max": _max_messages, "start": _start, "end": _end, "fails": _fails_on_loss}
@@ -170,6 +208,51 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     )  # fmt: skip
 
 
+def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
+    """Check what a user said to a writer.
+
+    Args:
+        options: as Spark has them.
+        overwrite: whether the mode is `overwrite`, or `complete` of a stream.
+
+    Raises: ConfigError with all faults; InvalidNameError, TransactionNotFoundError.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    faults = _unknown(given, WRITE_OPTIONS)
+    if overwrite:
+        faults.append("messages are added and never replaced; use the mode append")
+    immunity = given.get("checkimmunitytime", "0")
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", immunity, re.ASCII):
+        faults.append(f"option checkImmunityTime must be seconds, not {shown(immunity)}")
+    if faults:
+        raise ConfigError(faults)
+    space, transaction = given.get("namespace"), given.get("transaction")
+    return WriteOptions(
+        given["path"], given["topic"], given.get("producergroup", DEFAULT_GROUP),
+        None if space is None else check_namespace(space),
+        None if transaction is None else check_transaction_id(transaction), float(immunity),
+    )  # fmt: skip
+
+
+def _unknown(given: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
+    """Return the faults of names: options that are not known, and those that are missing."""
+    faults = [
+        f"option {name} is not one of {', '.join(sorted(known.values()))}"
+        for name in given.keys() - known.keys()
+    ]
+    return faults + [
+        f"option {name} is missing" for name in ("path", "topic") if not given.get(name)
+    ]
+
+
+WRITE_OPTIONS = {
+    name.lower(): name
+    for name in (
+        "path", "topic", "producerGroup", "namespace", "transaction", "checkImmunityTime",
+        # Of each writer of a stream.
+        "checkpointLocation",
+    )
+}  # fmt: skip
 OPTIONS = {
     name.lower(): name
     for name in (

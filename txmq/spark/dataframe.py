@@ -244,14 +244,20 @@ def _check_dataframe(dataframe: Any) -> None:
     if not hasattr(dataframe, "isStreaming") or not hasattr(dataframe, "dtypes"):
         problem = f"must be a Spark DataFrame, not {type(dataframe).__name__}"
         raise InvalidMessageError("dataframe", problem)
-    faults = _schema_faults(dataframe.dtypes)
     if dataframe.isStreaming:
-        faults.append("it is a stream; call send_dataframe inside foreachBatch")
-    if faults:
-        raise SchemaMismatchError(faults)
+        problem = (
+            "it is a stream; write it by format('txmq'), or call send_dataframe in foreachBatch"
+        )
+        raise SchemaMismatchError([problem])
+    check_columns(dataframe.dtypes)
 
 
-def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
+def check_columns(dtypes: Sequence[tuple[str, str]]) -> None:
+    """Raise SchemaMismatchError with every difference from the columns of messages.
+
+    Args:
+        dtypes: name and type of each column, as `DataFrame.dtypes` has them.
+    """
     types = dict(dtypes)
     faults = [] if "body" in types else ["column body is missing"]
     if len(types) != len(dtypes):
@@ -261,4 +267,5 @@ def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
             faults.append(f"column {name!r} is not one of {', '.join(_COLUMN_TYPES)}")
         elif kind not in _COLUMN_TYPES[name]:
             faults.append(f"column {name!r} is {kind}, not {' or '.join(_COLUMN_TYPES[name])}")
-    return faults
+    if faults:
+        raise SchemaMismatchError(faults)

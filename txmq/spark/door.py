@@ -74,17 +74,17 @@ def digest_of(rows: DataFrame) -> str:
 def session_settings(
     spark: SparkSession, settings: Mapping[str, str], *, way_out: str
 ) -> AbstractContextManager[None]:
-    """Change settings of a session for a block. See `spark.settings`."""
-    from txmq.spark import settings as of_sessions
+    """Change settings of a session for a block. See `spark.session`."""
+    from txmq.spark import session
 
-    return of_sessions.session_settings(spark, settings, way_out=way_out)
+    return session.session_settings(spark, settings, way_out=way_out)
 
 
 def setting_of(spark: SparkSession, name: str) -> str | None:
     """Return a setting of a session; None where it has none."""
-    from txmq.spark import settings as of_sessions
+    from txmq.spark import session
 
-    return of_sessions.setting_of(spark, name)
+    return session.setting_of(spark, name)
 
 
 def marked_table(spark: SparkSession, name: str, location: str) -> DeltaMarkers:

@@ -35,7 +35,7 @@ from txmq.ground.clock import elapsed_ms
 from txmq.ground.version import __version__
 from txmq.message.body_schema import parsed_schema
 from txmq.producer.frame_rows import Refusals, check_refusals, merge
-from txmq.spark.settings import session_settings, setting_of
+from txmq.spark.session import session_settings, setting_of
 from txmq.store.schemas import HALF, SCHEDULE, TOPIC
 
 if TYPE_CHECKING:
@@ -179,6 +179,13 @@ def files_of(outcomes: Iterable[str], folder: TableFolder, made_ms: int) -> list
         raise StrangeRowError(f"a task of Spark cannot copy a row ({problem['strange']})")
     check_refusals(refusals)
     return [replace(file, made_ms=made_ms) for file in files]
+
+
+def discard_files(outcomes: Iterable[str], folder: TableFolder) -> None:
+    """Delete the files of tasks whose job failed; maintenance removes what stays."""
+    paths = [file["path"] for outcome in outcomes for file in json.loads(outcome).get("files", ())]
+    with suppress(*STORAGE_ERRORS):
+        delete_files(folder, paths)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from txmq.errors import (
 from txmq.ground.handles import ThreadHandle
 from txmq.message.filter import MessageFilter
 from txmq.spark.columns import is_not_erased
-from txmq.spark.settings import check_passes_over_no_file
+from txmq.spark.session import check_passes_over_no_file
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

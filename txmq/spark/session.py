@@ -1,15 +1,18 @@
-"""A quiet local Spark session with Delta, for the demo, the CLI, laptops and tests."""
+"""Sessions of Spark: a quiet local one with Delta, and what is asked of a user's.
+
+A session may refuse a setting: serverless compute takes six of them.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from txmq.errors import EnvironmentProblemError, step_for_extra
+from txmq.errors import EnvironmentProblemError, shown, step_for_extra
 from txmq.ground.handles import GATEWAY_PORT
 from txmq.spark.jars import (
     cache_folder,
@@ -55,6 +58,12 @@ _FOR_MINUTES: Mapping[str, str] = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
+
+# With one of these Spark leaves out the rows of a file that is gone or damaged, and says nothing.
+_PASSING_OVER = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+
+
+# --- a local session ------------------------------------------------------------------------------
 
 
 def local_session(
@@ -144,16 +153,67 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def register_data_source(spark: SparkSession) -> None:
-    """Let a session know `format("txmq")`; also one of Spark Connect. 0 commits.
+# --- a user's session -----------------------------------------------------------------------------
+
+
+def change_setting(spark: SparkSession, name: str, value: str | None, *, way_out: str) -> None:
+    """Set one setting, or unset it (None).
 
     Args:
-        spark: the session, of Spark 4.0 or newer; streams need 4.2.
+        spark: the session; one of Spark Connect too.
+        name: of the setting.
+        value: None for the default.
+        way_out: the next step of the error.
 
-    Example:
-        >>> register_data_source(spark)
-        >>> spark.read.format("txmq").option("topic", "order-paid").load("/lake/store")
+    Raises: EnvironmentProblemError where the session refuses the setting.
     """
-    from txmq.spark.data_source import TxmqDataSource
+    from pyspark.errors import PySparkException
 
-    spark.dataSource.register(TxmqDataSource)
+    try:
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+    except PySparkException as error:
+        raise _refused(name, error, way_out) from error
+
+
+def setting_of(spark: SparkSession, name: str) -> str | None:
+    """Return a setting, or None where it has no value or the session tells none."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.conf.get(name, None)
+    except PySparkException:
+        return None
+
+
+def check_passes_over_no_file(spark: SparkSession) -> None:
+    """Raise EnvironmentProblemError where the session would leave out messages in silence.
+
+    An option of a reader does not help: Delta hands it to no scan.
+    """
+    for name in _PASSING_OVER:
+        if (setting_of(spark, name) or "").lower() == "true":
+            problem = f"{name} is true: messages in a file that is gone or damaged would be lost"
+            step = f"Set it to false in this session (spark.conf.set({name!r}, 'false'))."
+            raise EnvironmentProblemError(problem, step)
+
+
+@contextmanager
+def session_settings(
+    spark: SparkSession, settings: Mapping[str, str], *, way_out: str
+) -> Iterator[None]:
+    """Change settings of the session for a block, and restore them after it.
+
+    Raises: EnvironmentProblemError as `change_setting`, before the block; then none is changed.
+    """
+    with ExitStack() as restoring:
+        for name, value in settings.items():
+            before = setting_of(spark, name)
+            change_setting(spark, name, value, way_out=way_out)
+            restoring.callback(change_setting, spark, name, before, way_out=way_out)
+        yield
+
+
+def _refused(name: str, error: Exception, way_out: str) -> EnvironmentProblemError:
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    problem = f"the session of Spark refuses the setting {name}: {shown(said)}"
+    return EnvironmentProblemError(problem, way_out)

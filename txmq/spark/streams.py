@@ -38,7 +38,7 @@ from txmq.spark.members import (
     TopicFrames,
     united,
 )
-from txmq.spark.settings import check_passes_over_no_file
+from txmq.spark.session import check_passes_over_no_file
 from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.lag import lag_of_group
 from txmq.message.message import Message
-from txmq.spark.session import register_data_source
+from txmq.spark.data_source import register_data_source
 from txmq.spark.streams import Consumer
 
 if TYPE_CHECKING:
