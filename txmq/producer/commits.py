@@ -40,7 +40,7 @@ from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.ends import AskedEnds, EndCommits, asked_ends, trusted_s
 from txmq.producer.group_commit import Answer, Answered, GroupCommitter, Item, Size
 from txmq.producer.keyed import KeyedAttempt, KeyedHalves, KeyedTry
-from txmq.producer.once import BatchSender, QueryBatch
+from txmq.producer.once import BatchSender, QueryBatch, discard_files
 from txmq.producer.pipeline import SendFuture, Steps, waited
 from txmq.producer.recall import RecallCheck
 from txmq.producer.routing import (
@@ -291,7 +291,8 @@ class ProducerCommits:
         try:
             return self._logs.keyed.join(tried)
         finally:
-            self._logs.keyed.remove_files(tried)
+            if tried.files:
+                discard_files(self.store.tables.half_log().table, tried.files)
 
     # --- ends and recalls -----------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +17,6 @@ import pyarrow.compute as pc
 
 from txmq.delta.failures import pause
 from txmq.delta.files import DataFile
-from txmq.delta.log_files import delete_files
 from txmq.delta.parquet import NewFile
 from txmq.errors import (
     AlreadyResolvedError,
@@ -189,13 +187,6 @@ class KeyedHalves:
         differences = stored.differences(sent)
         if differences:
             raise DifferentMessagesError(tried.transaction_id, tried.key, state.value, differences)
-
-    def remove_files(self, tried: KeyedTry) -> None:
-        """Remove the files of a try that joined an earlier one; no commit names them."""
-        half, paths = self._store.tables.half_log().table, {file.path for file in tried.files}
-        # What a producer may not delete is removed by maintenance.
-        with suppress(OSError):
-            delete_files(half.folder, paths)
 
     # --- in its thread ------------------------------------------------------------------------
 

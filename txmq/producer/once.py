@@ -19,6 +19,7 @@ from uuid import UUID
 from txmq.delta.failures import pause
 from txmq.delta.log_files import delete_files
 from txmq.delta.parquet import NewFile
+from txmq.delta.table import Table
 from txmq.errors import (
     CheckpointMismatchError,
     CommitConflictError,
@@ -264,8 +265,7 @@ class BatchSender:
         for attempt in range(self._attempts):
             self._half.refresh()
             if self._is_sent(batch, half.message_count):
-                with suppress(OSError):
-                    delete_files(self._half.log.table.folder, [file.path for file in files])
+                discard_files(self._half.log.table, files)
                 return
             try:
                 refused = self._append(batch, half, files, frames)
@@ -387,6 +387,17 @@ class ScopedHalves:
         reached(FailPoint.FILES_WRITTEN)
         table.writer.swap_files(new_files, marks)
         table.refresh()
+
+
+def discard_files(half: Table, files: Sequence[NewFile]) -> None:
+    """Delete the files of a try that joined an earlier one; 0 commits.
+
+    The earlier one may be a commit of this try whose answer was lost: what is live stays. What
+    cannot be looked up or deleted is removed by maintenance.
+    """
+    with suppress(OSError, StorageError):
+        live = {file.path for file in half.refresh().files.all()}
+        delete_files(half.folder, {file.path for file in files} - live)
 
 
 @dataclass(slots=True)

@@ -551,3 +551,16 @@ def test_prepare_that_failed_may_be_tried_again(
     publish(store)
 
     assert bodies(store) == expected(5)
+
+
+def test_keyed_commit_without_an_answer_keeps_the_files_that_it_added(
+    store: Store, producer: TransactionProducer, spark: Any
+) -> None:
+    transaction = keyed(producer, rows(spark, 5))
+    with failing_commits(1, table="half", after_commit=True):
+        transaction.prepare()
+    transaction.commit()
+    publish(store)
+
+    assert commits(store, "half") == 1
+    assert bodies(store) == sorted([*expected(5), b"paid"])
