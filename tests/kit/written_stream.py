@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
+import txmq.testing  # noqa: F401 - arms the fail points, in each process that has the source
 from txmq.spark import topic_writer
 from txmq.spark.data_source import TxmqDataSource
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 QUERY = "b7f3b4c8-0000-4000-8000-000000000001"
 BODY = pa.schema([("body", pa.string())])
+
+
+class ArmedSource(TxmqDataSource):
+    """The source, with the fail points of its process."""
 
 
 @dataclass(frozen=True)

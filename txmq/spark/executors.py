@@ -181,13 +181,6 @@ def files_of(outcomes: Iterable[str], folder: TableFolder, made_ms: int) -> list
     return [replace(file, made_ms=made_ms) for file in files]
 
 
-def discard_files(outcomes: Iterable[str], folder: TableFolder) -> None:
-    """Delete the files of tasks whose job failed; maintenance removes what stays."""
-    paths = [file["path"] for outcome in outcomes for file in json.loads(outcome).get("files", ())]
-    with suppress(*STORAGE_ERRORS):
-        delete_files(folder, paths)
-
-
 @contextmanager
 def as_own_error(table: str, *, are_rows_of_users: bool = False) -> Iterator[None]:
     """Turn the failure of a job into an error of txmq, which parks one topic and ends no query.

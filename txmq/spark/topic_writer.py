@@ -2,7 +2,8 @@
 
 Tasks write files of halves, as those of `send_dataframe` do, and one commit on the driver adds
 them. Spark runs each step on the driver in a Python process of its own, so that a writer is
-planned in one and commits in another.
+planned in one and commits in another. Files of a job that failed are left to maintenance: Spark
+also says that it failed where a commit gave no answer, and then the files may be live.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from txmq.producer.once import QueryBatch
 from txmq.producer.pipeline import waited
 from txmq.producer.routing import MessageRouter, PlannedSend, WrittenRows
 from txmq.spark.dataframe import FrameHalves, check_columns
-from txmq.spark.executors import discard_files, files_of
+from txmq.spark.executors import files_of
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -155,9 +156,6 @@ class _Rows:
         files = files_of([task.outcome for task in tasks], self._folder, began_ms)
         return WrittenRows(self._halves.topic, self._halves.body_schema, files)
 
-    def _discard(self, messages: Messages) -> None:
-        discard_files([task.outcome for task in _tasks(messages)], self._folder)
-
     @property
     def _folder(self) -> TableFolder:
         return self._halves.half.table().folder
@@ -185,10 +183,6 @@ class RowsWriter(_Rows, DataSourceArrowWriter):
             else:
                 attempt = KeyedAttempt(send.transaction_id, _WRITTEN_ONCE, None)
                 waited(commits.prepare_keyed(attempt, send, [rows]))
-
-    def abort(self, messages: Messages) -> None:
-        """Remove the files of tasks that succeeded where others failed."""
-        self._discard(messages)
 
 
 def _tasks(messages: Messages) -> list[TaskOutcome]:
@@ -232,7 +226,3 @@ class BatchWriter(_Rows, _StreamWriter):  # type: ignore[misc]
         send, batch = self._send(tasks[0].transaction_id), QueryBatch(tasks[0].query_id, batchId)
         with self._options.commits() as (commits, _):
             commits.send_batch(send, rows, batch)
-
-    def abort(self, messages: Messages, batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
-        """Remove the files of tasks that succeeded where others failed."""
-        self._discard(messages)

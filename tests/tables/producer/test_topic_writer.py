@@ -31,6 +31,7 @@ from txmq.errors import (
     TransactionForgottenError,
     TransactionNotFoundError,
 )
+from txmq.ground.fail_points import FailPoint
 from txmq.listeners.hooks import CheckForbiddenHook
 from txmq.maintenance.service import Maintenance
 from txmq.message.codec import AesGcmCodec
@@ -43,7 +44,7 @@ from txmq.spark import topic_writer
 from txmq.spark.data_source import DEFAULT_GROUP, TxmqDataSource
 from txmq.store.store import Store
 from txmq.store.topic_settings import TopicKind
-from txmq.testing import ManualClock, before_commit, failing_commits
+from txmq.testing import ManualClock, arm_fail_points, before_commit, failing_commits
 from txmq.verify import verify
 
 TOPIC = "order-paid"
@@ -128,13 +129,30 @@ def test_rows_that_cannot_be_messages_are_counted_and_nothing_stays(
     assert (table_versions(store), half_files(store)) == (before, set())
 
 
-def test_job_that_fails_leaves_nothing(store: Store, frame: Written) -> None:
+def test_job_that_fails_sends_nothing(store: Store, frame: Written) -> None:
     before = table_versions(store)
     messages = frame.tasks(["a"], ["b"])
 
     frame.writer().abort([*messages, None])
 
-    assert (table_versions(store), half_files(store)) == (before, set())
+    assert table_versions(store) == before
+
+
+@pytest.mark.parametrize("table", ["half", "op"])
+def test_commit_that_failed_may_have_landed_and_keeps_its_files(
+    store: Store, stream: Written, table: str
+) -> None:
+    messages = stream.tasks(["a"])
+    point = FailPoint.FRAMES_COMMITTED if table == "half" else FailPoint.END_COMMITTED
+    disarm = arm_fail_points(f"{point}=raise")
+    with pytest.raises(OSError, match="fail point"):
+        stream.writer().commit(messages, 0)
+    disarm()
+    stream.writer().abort(messages, 0)
+
+    stream.run(0, ["a"])
+
+    assert shown(store) == [b"a"]
 
 
 def test_frame_without_rows_sends_nothing(store: Store, frame: Written) -> None:
