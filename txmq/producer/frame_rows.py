@@ -1,7 +1,7 @@
 """Rows of a DataFrame as messages: which of them can be some, and the columns of their halves.
 
 The rules are those of a Message, over batches of Arrow. Whoever has the rows calls them: a task on
-an executor, or this process.
+an executor, or this process. Rows without a body get one, of their other columns.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from txmq.message.message import (
     RESERVED_PROPERTIES,
     WHOLE_SECONDS,
 )
+from txmq.message.packed_body import packer, python_column
 from txmq.producer.routing import SendLimits
 from txmq.store.schemas import MICROSECONDS_UTC, PROPERTIES
 
 TEXTS = ("tags", "keys", "sharding_key")
+MESSAGE_COLUMNS = ("body", *TEXTS, "properties", "delay_s", "deliver_timestamp")
 # The place of a row in its DataFrame, as Spark's monotonically_increasing_id counts.
 PLACE = "place"
 ROWS_OF_PARTITION = 1 << 33
@@ -36,6 +38,7 @@ ROW_COLUMNS = (
     "sequence", "real_queue_id", *TEXTS, "body", "properties", "delay_s", "deliver_timestamp"
 )  # fmt: skip
 WRONG_BODY = "body without the schema of its topic"
+UNPACKED = "a value that the body cannot hold, such as NaN"
 # Python has no earlier time; in a zone east of UTC such a row may look like year 1.
 _YEAR_1_US = -62_135_596_800_000_000
 _CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
@@ -65,14 +68,26 @@ class FrameRows:
         """Return ROW_COLUMNS of the rows; None as soon as one was refused.
 
         Args:
-            batch: PLACE, `body`, and those of the other columns of a message that there are.
+            batch: PLACE, and those columns of a message that there are. Without `body` all other
+                columns are packed into it.
         """
+        if "body" not in batch.schema.names:
+            batch = self._packed(batch)
         rows = _MessageRows.of(batch)
         for problem, is_wrong in problems(rows, self.limits, self.body_schema):
             self._note(problem, rows.place[is_wrong])
         if self.refusals:
             return None
         return _half_columns(rows, self.first_sequence, self.limits.queue_count)
+
+    def _packed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns of a message, with a body of all other columns."""
+        others = [name for name in batch.schema.names if name not in (*MESSAGE_COLUMNS, PLACE)]
+        bodies, is_wrong = _bodies(batch.select(others), self.body_schema)
+        self._note(UNPACKED, integers(batch[PLACE], 0)[is_wrong])
+        own = [name for name in batch.schema.names if name not in others]
+        columns = [*(batch[name] for name in own), bodies]
+        return pa.RecordBatch.from_arrays(columns, [*own, "body"])
 
     def _note(self, problem: str, places: Integers) -> None:
         if len(places):
@@ -97,6 +112,30 @@ def check_refusals(refusals: Refusals) -> None:
     ]
     kind = InvalidBodyError if WRONG_BODY in refusals else InvalidMessageError
     raise kind("dataframe", "has rows that cannot be sent; " + "; ".join(texts))
+
+
+def _bodies(columns: pa.RecordBatch, schema: BodySchema | None) -> tuple[pa.Array, Flags]:
+    """Pack columns; tell which rows have a value that no body can hold. Theirs are empty."""
+    pack, is_wrong = packer(schema), np.zeros(columns.num_rows, dtype=bool)
+    names, bodies = columns.schema.names, list[bytes]()
+    for number, values in enumerate(zip(*_python_columns(columns, is_wrong), strict=True)):
+        try:
+            bodies.append(b"" if is_wrong[number] else pack(dict(zip(names, values, strict=True))))
+        except ValueError:
+            is_wrong[number] = True
+            bodies.append(b"")
+    return pa.array(bodies, pa.binary()), is_wrong
+
+
+def _python_columns(columns: pa.RecordBatch, is_wrong: Flags) -> Iterator[list[Any]]:
+    """Yield each column as values of Python; texts that are no UTF-8 are noted as wrong."""
+    for column in columns.columns:
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            yield python_column(column)
+            continue
+        texts = _Texts.of(column)
+        is_wrong |= texts.is_invalid
+        yield texts.values.to_pylist()
 
 
 # --- what rows hold -------------------------------------------------------------------------------

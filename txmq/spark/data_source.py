@@ -231,6 +231,7 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
         given["path"], given["topic"], given.get("producergroup", DEFAULT_GROUP),
         None if space is None else check_namespace(space),
         None if transaction is None else check_transaction_id(transaction), float(immunity),
+        {field: given[name] for name, field in _FIELDS.items() if name in given},
     )  # fmt: skip
 
 
@@ -245,10 +246,15 @@ def _unknown(given: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
     ]
 
 
+# The fields of a message that an option takes from a column.
+_FIELDS = {
+    "keys": "keys", "tags": "tags", "shardingkey": "sharding_key", "delayseconds": "delay_s"
+}  # fmt: skip
 WRITE_OPTIONS = {
     name.lower(): name
     for name in (
-        "path", "topic", "producerGroup", "namespace", "transaction", "checkImmunityTime",
+        "path", "topic", "keys", "tags", "shardingKey", "delaySeconds", "producerGroup",
+        "namespace", "transaction", "checkImmunityTime",
         # Of each writer of a stream.
         "checkpointLocation",
     )

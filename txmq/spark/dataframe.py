@@ -83,7 +83,7 @@ class DataFrameSend:
         self.topic = topic
         self.body_schema = body_schema
         self.dataframe = dataframe
-        _check_dataframe(dataframe)
+        _check_dataframe(dataframe, body_schema)
 
     def write(
         self, half: Table, origin: HalfOrigin, first_sequence: int, limits: SendLimits
@@ -127,9 +127,13 @@ class DataFrameSend:
 def _batches(dataframe: DataFrame) -> Iterator[pa.RecordBatch]:
     """Bring the rows here; memory holds one partition, as `toLocalIterator` does."""
     import pyspark.sql.functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import to_arrow_schema
 
     columns = [_as_plain(F, name) for name in dataframe.columns]
-    kinds = pa.schema([(name, _PLAIN_TYPES[name]) for name in dataframe.columns])
+    others = to_arrow_schema(dataframe.schema, timezone="UTC")
+    kinds = pa.schema(
+        [(name, _PLAIN_TYPES.get(name) or others.field(name).type) for name in dataframe.columns]
+    )
     rows = dataframe.select(*columns).toLocalIterator()
     while some := [row.asDict() for row in islice(rows, _ROWS_HERE)]:
         yield pa.RecordBatch.from_pylist(some, schema=kinds)
@@ -239,7 +243,7 @@ def _halves_written(
 # --- columns --------------------------------------------------------------------------------------
 
 
-def _check_dataframe(dataframe: Any) -> None:
+def _check_dataframe(dataframe: Any, schema: BodySchema | None) -> None:
     # Spark Connect has a DataFrame class of its own, so check attributes and not the class.
     if not hasattr(dataframe, "isStreaming") or not hasattr(dataframe, "dtypes"):
         problem = f"must be a Spark DataFrame, not {type(dataframe).__name__}"
@@ -249,23 +253,42 @@ def _check_dataframe(dataframe: Any) -> None:
             "it is a stream; write it by format('txmq'), or call send_dataframe in foreachBatch"
         )
         raise SchemaMismatchError([problem])
-    check_columns(dataframe.dtypes)
+    check_columns(dataframe.dtypes, schema)
 
 
-def check_columns(dtypes: Sequence[tuple[str, str]]) -> None:
+def check_columns(dtypes: Sequence[tuple[str, str]], schema: BodySchema | None) -> None:
     """Raise SchemaMismatchError with every difference from the columns of messages.
 
     Args:
         dtypes: name and type of each column, as `DataFrame.dtypes` has them.
+        schema: of the bodies of a typed topic; without a column `body` the columns are its fields.
     """
     types = dict(dtypes)
-    faults = [] if "body" in types else ["column body is missing"]
+    faults = [
+        f"column {name!r} is {kind}, not {' or '.join(_COLUMN_TYPES[name])}"
+        for name, kind in dtypes
+        if kind not in _COLUMN_TYPES.get(name, (kind,))
+    ]
     if len(types) != len(dtypes):
         faults.append("a column name appears twice")
-    for name, kind in dtypes:
-        if name not in _COLUMN_TYPES:
-            faults.append(f"column {name!r} is not one of {', '.join(_COLUMN_TYPES)}")
-        elif kind not in _COLUMN_TYPES[name]:
-            faults.append(f"column {name!r} is {kind}, not {' or '.join(_COLUMN_TYPES[name])}")
+    others = [name for name in types if name not in _COLUMN_TYPES]
+    if "body" in types:
+        faults += [f"column {name!r} is not one of {', '.join(_COLUMN_TYPES)}" for name in others]
+    elif not others:
+        faults.append("column body is missing")
+    elif schema is not None:
+        faults += _field_faults(others, schema)
+    if PLACE in types:
+        faults.append(f"column {PLACE!r} must have another name")
     if faults:
         raise SchemaMismatchError(faults)
+
+
+def _field_faults(columns: Sequence[str], schema: BodySchema) -> Iterator[str]:
+    fields = {field.name: field for field in schema.record.fields}
+    for name in columns:
+        if name not in fields:
+            yield f"column {name!r} is not a field of the topic's schema: {', '.join(fields)}"
+    for name, field in fields.items():
+        if name not in columns and not field.may_be_missing:
+            yield f"column {name!r} is missing, which the topic's schema needs"

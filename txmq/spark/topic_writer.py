@@ -8,7 +8,7 @@ also says that it failed where a commit gave no answer, and then the files may b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from txmq.delta.folder import TableFolder
-from txmq.errors import EnvironmentProblemError, StorageError
+from txmq.errors import EnvironmentProblemError, SchemaMismatchError, StorageError
 from txmq.ground.clock import SystemClock, elapsed_ms
 from txmq.message.ids import new_transaction_id
 from txmq.message.names import check_group, check_stored_group, wrapped
@@ -50,6 +50,8 @@ _WRITTEN_ONCE = "of write_options()"
 # Spark 4.0 has none for batches of Arrow.
 _StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 WRITES_STREAMS = _StreamWriter is not DataSourceStreamWriter
+# Spark's whole numbers.
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
 Messages = Sequence[WriterCommitMessage | None]
 
 
@@ -64,6 +66,7 @@ class WriteOptions:
         namespace: of the topic and the group; None for none.
         transaction: the id of an open transaction that the rows become messages of.
         immunity_s: the time before the first check of that transaction.
+        columns: by the field of a message, the column that it is taken from.
     """
 
     location: str
@@ -72,6 +75,7 @@ class WriteOptions:
     namespace: str | None
     transaction: str | None
     immunity_s: float
+    columns: Mapping[str, str]
 
     @contextmanager
     def commits(self) -> Iterator[tuple[ProducerCommits, MessageRouter]]:
@@ -119,8 +123,8 @@ class _Rows:
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         """Plan the halves; nothing is written yet."""
         self._options, self._began_ms = options, elapsed_ms()
-        columns = [(part.name, part.dataType.simpleString()) for part in schema.fields]
-        check_columns(columns)
+        dtypes = [(part.name, part.dataType.simpleString()) for part in schema.fields]
+        columns = with_fields(dtypes, options.columns)
         is_ordinary = options.transaction is None
         with options.commits() as (commits, router):
             topic = router.accept_rows(
@@ -128,6 +132,7 @@ class _Rows:
             )
             send = self._send(options.transaction or new_transaction_id(commits.now_ms()))
             half, body_schema = commits.store.tables.half_log().table, router.body_schema(topic)
+            check_columns(columns, body_schema)
             if body_schema is not None:
                 # A missing package raises its own error here, and not one of a task.
                 body_schema.problem(b"")
@@ -141,7 +146,8 @@ class _Rows:
         task = TaskContext.get()
         if task is None:
             raise EnvironmentProblemError("this is no task of Spark", "Let Spark call it.")
-        outcome = self._halves.outcome(_placed(iterator, task.partitionId()))
+        batches = (_taken(batch, self._options.columns) for batch in iterator)
+        outcome = self._halves.outcome(_placed(batches, task.partitionId()))
         query_id = task.getLocalProperty(_QUERY_ID)
         return TaskOutcome(
             outcome, self._halves.origin.transaction_id, self._began_ms, query_id or None
@@ -191,6 +197,45 @@ def _tasks(messages: Messages) -> list[TaskOutcome]:
     if len({task.transaction_id for task in tasks}) > 1:
         raise StorageError("half", "tasks of one write had several plans; write again")
     return tasks
+
+
+def with_fields(
+    dtypes: Sequence[tuple[str, str]], columns: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Return name and type of each column, with the fields that are taken from others.
+
+    Args:
+        dtypes: as `DataFrame.dtypes` has them.
+        columns: by the field of a message, the column that it is taken from.
+
+    Raises: SchemaMismatchError.
+    """
+    types, faults = dict(dtypes), list[str]()
+    for field, column in columns.items():
+        if field in types:
+            faults.append(f"column {field!r} is there, and an option names another for it")
+        elif column not in types:
+            faults.append(f"column {column!r}, which an option names, is missing")
+        elif types[column] not in (_WHOLE if field == "delay_s" else (*_WHOLE, "string")):
+            faults.append(f"column {column!r} is {types[column]}, which is no {field}")
+    if faults:
+        raise SchemaMismatchError(faults)
+    fields = [(field, "bigint" if field == "delay_s" else "string") for field in columns]
+    # Beside a body they are nothing else.
+    unused = set(columns.values()) if "body" in types else set()
+    return [*(each for each in dtypes if each[0] not in unused), *fields]
+
+
+def _taken(batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordBatch:
+    """Return a batch as `with_fields` says."""
+    if not columns:
+        return batch
+    kinds = {field: pa.int64() if field == "delay_s" else pa.string() for field in columns}
+    fields = [batch[column].cast(kinds[field]) for field, column in columns.items()]
+    unused = set(columns.values()) if "body" in batch.schema.names else set()
+    names = [name for name in batch.schema.names if name not in unused]
+    arrays = [*(batch[name] for name in names), *fields]
+    return pa.RecordBatch.from_arrays(arrays, [*names, *columns])
 
 
 def _placed(batches: Iterable[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:

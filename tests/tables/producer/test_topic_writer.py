@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.kit.builders import GROUP, table_versions
 from tests.kit.reading import bodies, commits, log_rows, publish, topic_rows
@@ -244,6 +247,81 @@ def test_bodies_of_a_typed_topic_are_checked_by_the_tasks(store: Store, frame: W
     frame.save(['{"id": 1}'])
 
     assert shown(store) == [b'{"id": 1}']
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+ORDER = pa.schema([("order_id", pa.int64()), ("city", pa.string()), ("total", pa.float64())])
+PAID = {"order_id": 7, "city": "Köln", "total": 1.5}
+
+
+def test_columns_are_packed_as_one_object(store: Store, frame: Written) -> None:
+    frame.schema, frame.options["keys"] = ORDER, "order_id"
+    frame.options |= {"tags": "city", "shardingKey": "order_id"}
+
+    frame.save([PAID, {"order_id": 8, "city": None, "total": None}])
+
+    publish(store)
+    rows = sorted(topic_rows(store), key=lambda row: row["keys"])
+    assert [json.loads(row["body"]) for row in rows] == [PAID, {"order_id": 8}]
+    named = [(row["keys"], row["tags"], row["sharding_key"]) for row in rows]
+    assert named == [("7", "Köln", "7"), ("8", None, "8")]
+
+
+def test_typed_topic_of_a_frame_reads_back_as_its_columns(store: Store, frame: Written) -> None:
+    Topics(store).create(TOPIC, schema=from_arrow_schema(ORDER))
+    frame.schema = ORDER
+
+    frame.save([PAID])
+
+    publish(store)
+    assert verify(store.location).is_clean
+    [row] = topic_rows(store)
+    assert {name: row[name] for name in PAID} == PAID
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "fault"),
+    [
+        ({"order_id": pa.int64()}, {}, "'city' is missing, which the topic's schema needs"),
+        ({"order_id": pa.int64(), "town": pa.string()}, {}, "'town' is not a field of the topic"),
+        ({"order_id": pa.int64(), "city": pa.string()}, {"keys": "id"}, "'id', which an option"),
+        ({"order_id": pa.int64(), "city": pa.float64()}, {"tags": "city"}, "'city' is double"),
+        ({"body": pa.string(), "keys": pa.string()}, {"keys": "body"}, "'keys' is there"),
+        ({"place": pa.string()}, {}, "'place' must have another name"),
+        ({"tags": pa.string()}, {}, "column body is missing"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(
+    store: Store, frame: Written, columns: dict[str, Any], options: dict[str, str], fault: str
+) -> None:
+    fields = [{"name": "order_id", "type": "long"}, {"name": "city", "type": "string"}]
+    record = {"type": "record", "name": "Order", "fields": fields}
+    Topics(store).create(TOPIC, body={"encoding": "json", "schema": record})
+    frame.schema, frame.options = pa.schema(list(columns.items())), {**frame.options, **options}
+
+    with pytest.raises(SchemaMismatchError, match=fault):
+        frame.writer()
+
+
+def test_values_that_no_body_can_hold_are_counted(store: Store, frame: Written) -> None:
+    before = table_versions(store)
+    frame.schema = ORDER
+
+    with pytest.raises(InvalidMessageError, match="cannot hold, such as NaN: 2 rows, first row 1"):
+        frame.save([PAID, {**PAID, "total": math.nan}, {**PAID, "total": math.inf}])
+    assert table_versions(store) == before
+
+
+def test_column_beside_a_body_may_be_named_for_a_field_alone(store: Store, frame: Written) -> None:
+    frame.schema = pa.schema([("body", pa.string()), ("id", pa.int32()), ("wait", pa.int64())])
+    frame.options |= {"keys": "id", "delaySeconds": "wait"}
+
+    frame.save([{"body": "x", "id": 4, "wait": 0}])
+
+    publish(store)
+    [row] = topic_rows(store)
+    assert (row["keys"], row["body"]) == ("4", b"x")
 
 
 # --- a stream -------------------------------------------------------------------------------------

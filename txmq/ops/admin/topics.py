@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,8 +36,10 @@ from txmq.message.names import (
     stored_name,
     stored_topic,
 )
+from txmq.message.packed_body import schema_of_columns
 from txmq.ops.admin.rebuild import give_up_lost, rebuild_topic
 from txmq.ops.admin.rebuild_plan import TopicRebuild
+from txmq.producer.frame_rows import MESSAGE_COLUMNS
 from txmq.publish.progress import ParkedTopic, PublishProgress
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING, SettledLog, last_facts, scheduled_among
@@ -50,6 +52,9 @@ from txmq.store.topic import (
     set_body_schema,
 )
 from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings, check_spelling
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _AT_REST = pa.array([state.value for state in (*FINAL_STATES, TransactionState.DISCARDED)])
 
@@ -166,7 +171,7 @@ class Topics:
         self._store = store
         self._clock: Clock = clock or SystemClock()
 
-    def create(
+    def create(  # noqa: PLR0913 - each is one setting
         self,
         topic: str,
         *,
@@ -174,6 +179,7 @@ class Topics:
         queue_nums: int | None = None,
         reserved_time_h: float | None = None,
         body: Mapping[str, Any] | None = None,
+        schema: StructType | None = None,
     ) -> TopicSettings:
         """Create a topic with settings, and its table.
 
@@ -184,6 +190,8 @@ class Topics:
             reserved_time_h: messages may be removed when they are so many hours old; None keeps
                 them for ever.
             body: the schema of its bodies; None takes any bytes.
+            schema: that of a DataFrame, whose columns become the fields of bodies in JSON; those
+                that are named as a field of a message are left out. Not beside `body`.
 
         Writes: state/topics, topics/NAME. Commits: one to each, and one that creates state/topics
         with the first settings. After a failure in between, a repeated call raises
@@ -202,6 +210,10 @@ class Topics:
         """
         topic = _own_topic(topic)
         count = self._store.config.default_topic_queue_nums if queue_nums is None else queue_nums
+        if schema is not None:
+            if body is not None:
+                raise ConfigError(["body and schema are both given; pass one"])
+            body = schema_of_columns(schema, MESSAGE_COLUMNS)
         settings = TopicSettings(kind, count, reserved_time_h, body)
 
         def created(registered: RegisteredTopics) -> RegisteredTopics:
