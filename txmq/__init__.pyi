@@ -148,6 +148,7 @@ from txmq.ops.broker import run_until_signal as run_until_signal
 from txmq.ops.metrics.formats import OpenTelemetryMetrics as OpenTelemetryMetrics
 from txmq.ops.metrics.server import MetricsEndpoint as MetricsEndpoint
 from txmq.ops.metrics.service import MetricsService as MetricsService
+from txmq.ops.table_functions import register_table_functions as register_table_functions
 from txmq.ops.tracing import OpenTelemetryHook as OpenTelemetryHook
 from txmq.producer.awaitable import AsyncTransaction as AsyncTransaction
 from txmq.producer.awaitable import AsyncTransactionProducer as AsyncTransactionProducer

@@ -14,6 +14,7 @@ from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.lag import lag_of_group
 from txmq.message.message import Message
+from txmq.ops.table_functions import register_table_functions
 from txmq.spark.data_source import register_data_source
 from txmq.spark.streams import Consumer
 
@@ -125,3 +126,95 @@ def test_typed_topic_has_its_columns(world: ConsumerWorld, load: Load) -> None:
 def test_option_that_is_not_known_is_told(load: Load) -> None:
     with pytest.raises(Exception, match="option tpic is not one of"):
         load(stream=False, tpic="x")
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def test_frame_and_a_merge_are_one_transaction(
+    world: ConsumerWorld, load: Load, spark: Any, tmp_path: Path
+) -> None:
+    orders = str(tmp_path / "orders")
+    spark.range(3).write.format("delta").save(orders)
+    paid = spark.range(3).selectExpr("id AS order_id", "'Köln' AS city")
+    with world.producer.begin_transaction() as transaction:
+        options = {**transaction.write_options("paid"), "keys": "order_id"}
+        paid.write.format("txmq").options(**options).mode("append").save()
+        transaction.prepare()
+        with transaction.delta_sql(spark, orders) as sql:
+            merge = f"MERGE INTO delta.`{orders}` AS o USING (SELECT 2L AS id) AS s ON o.id = s.id"
+            sql(f"{merge} WHEN MATCHED THEN DELETE")
+        transaction.commit()
+    world.publisher.run_once()
+
+    rows = load("paid", stream=False).selectExpr("keys", "CAST(body AS STRING) AS body").collect()
+    assert spark.read.format("delta").load(orders).count() == 2
+    assert sorted(map(tuple, rows)) == [
+        (str(number), f'{{"order_id":{number},"city":"Köln"}}') for number in range(3)
+    ]
+
+
+def test_topic_of_a_frame_reads_back_as_its_columns(
+    world: ConsumerWorld, load: Load, spark: Any
+) -> None:
+    frame = spark.sql(
+        "SELECT id, CAST(id / 4 AS DECIMAL(9, 2)) AS total, DATE'2026-01-02' AS day, "
+        "TIMESTAMP'2026-01-02 03:04:05.678901' AS at, MAP('a', ARRAY(id)) AS more, "
+        "IF(id = 1, NULL, STRUCT(id AS a, 'x' AS b)) AS inner FROM RANGE(3)"
+    )
+    world.topics.create("typed", schema=frame.schema)
+
+    frame.write.format("txmq").option("topic", "typed").mode("append").save(world.store.location)
+    world.publisher.run_once()
+
+    back = load("typed", stream=False).select(*frame.columns)
+    assert_df_equality(back.orderBy("id"), frame.orderBy("id"), ignore_nullable=True)
+
+
+def test_rows_that_cannot_be_sent_are_told_by_the_write(world: ConsumerWorld, spark: Any) -> None:
+    frame = spark.range(0, 4, 1, 2).selectExpr("IF(id = 3, NULL, 'x') AS body")
+
+    with pytest.raises(Exception, match="body is null: 1 rows, first row 1 of partition 1"):
+        frame.write.format("txmq").option("topic", "t").mode("append").save(world.store.location)
+
+
+def test_stream_sends_each_batch_once_though_its_checkpoint_is_older(
+    world: ConsumerWorld, load: Load, tmp_path: Path
+) -> None:
+    world.fill(5)
+
+    def forward() -> Any:
+        rows = load(maxMessagesPerTrigger="9").selectExpr("body", "keys")
+        writer = rows.writeStream.format("txmq").option("topic", "copy")
+        return run(writer.option("path", world.store.location), tmp_path)
+
+    forward()
+    commits = tmp_path / "checkpoint" / "commits"
+    for path in [*commits.glob("*1"), *commits.glob(".*1.crc")]:
+        path.unlink()
+    forward()
+    world.publisher.run_once()
+
+    assert load("copy", stream=False).count() == 20
+
+
+def test_functions_of_sql_show_what_the_commands_show(
+    world: ConsumerWorld, load: Load, spark: Any, tmp_path: Path
+) -> None:
+    register_table_functions(spark)
+    world.fill(1)
+    rows = load(group="billing").selectExpr("CAST(body AS STRING)")
+    run(rows.writeStream.format("delta").option("path", str(tmp_path / "table")), tmp_path)
+    world.fill(1)
+    open_one = world.producer.begin_transaction()
+    open_one.send(Message(TOPIC, b"open"))
+    open_one.prepare()
+    place = world.store.location
+
+    lag = spark.sql(f"SELECT sum(lag) FROM txmq_lag('{place}', 'billing')").first()[0]
+    opened = spark.sql(f"SELECT transaction_id, state FROM txmq_open('{place}')").collect()
+    life = spark.sql(f"SELECT stage FROM txmq_transaction('{place}', '{open_one.id}')").collect()
+
+    assert lag == sum(queue.lag for queue in lag_of_group(world.store, "billing")) > 0
+    assert [tuple(row) for row in opened] == [(open_one.id, "PENDING")]
+    assert [row.stage for row in life] == ["half"]
