@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.kit.reading import publish
+from tests.kit.reading import bodies, publish
 from txmq import Message, TransactionProducer
-from txmq.spark.data_source import OPTIONS
+from txmq.spark.data_source import OPTIONS, WRITE_OPTIONS
 from txmq.store.store import Store
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
@@ -22,6 +22,8 @@ def test_examples_read_a_topic_and_join_a_stream_with_a_table(
     publish(store)
     orders = spark.range(4).selectExpr("concat('order-', id) AS order_id")
     names = {"spark": spark, "location": store.location, "checkpoint": str(tmp_path / "point")}
+    names |= {"forward_checkpoint": str(tmp_path / "forward")}
+    names["producer"] = TransactionProducer(store, producer_group="shop")
     for name, rows in (("orders_table", orders), ("paid_orders_table", None)):
         names[name] = str(tmp_path / name)
         if rows is not None:
@@ -33,9 +35,26 @@ def test_examples_read_a_topic_and_join_a_stream_with_a_table(
     assert names["paid"].count() == 6
     joined = spark.read.format("delta").load(names["paid_orders_table"])
     assert sorted(row["order_id"] for row in joined.collect()) == [f"order-{n}" for n in range(4)]
+    publish(store)
+    assert {body.decode() for body in bodies(store, "order-booked")} == {
+        f'{{"order_id":"order-{n}","amount":{n / 2}}}' for n in range(3)
+    }
+    assert len(bodies(store, "order-booked")) == 6
+    assert len(bodies(store, "order-forwarded")) == 4
+    changed = spark.read.format("delta").load(names["orders_table"])
+    assert changed.where("order_id = 'order-9'").count() == 1
 
 
-def test_table_has_each_option() -> None:
-    rows = re.findall(r"^\| `([A-Za-z]+)` \|", PAGE.read_text("utf-8"), re.MULTILINE)
+def test_tables_have_each_option() -> None:
+    page = PAGE.read_text("utf-8")
+    readers, writers = page.index("## Options of a reader"), page.index("## Options of a writer")
 
-    assert {"path", *rows} == {*OPTIONS.values()}
+    assert {"path", *options_in(page[readers:writers])} == {*OPTIONS.values()}
+    assert options_in(page[writers:]) == {*WRITE_OPTIONS.values()}
+
+
+def options_in(text: str) -> set[str]:
+    """The names in the first column of the first table."""
+    table = text[text.index("\n| option ") :].partition("\n\n")[0]
+    cells = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([A-Za-z]+)`", cell)}
