@@ -1,4 +1,4 @@
-"""A topic read by Spark: `format("txmq")` beside Delta's own source, as a frame and as a stream."""
+"""A topic read and written by Spark: `format("txmq")` beside Delta's own source and sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 HEAP_MIB = 1024
-FORMS = ("frame", "stream")
+FRAME, STREAM, WRITTEN_FRAME, WRITTEN_STREAM = (
+    "frame", "stream", "written frame", "written stream"
+)  # fmt: skip
+BESIDE = {
+    FRAME: "Delta's own source", STREAM: "Delta's own source",
+    WRITTEN_FRAME: "Delta's own sink", WRITTEN_STREAM: "Delta's own sink",
+}  # fmt: skip
 
 
 def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
@@ -30,7 +36,7 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     register_data_source(spark)
     location = store_with_backlog(sizes, folder).location
     outcomes = []
-    for form in FORMS:
+    for form, beside in BESIDE.items():
         sides = {
             "txmq": partial(_rate, spark, location, "txmq", form, sizes, folder),
             BARE: partial(_rate, spark, location, "delta", form, sizes, folder),
@@ -39,7 +45,7 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
             side()
         rates = alternate(sides, sizes.rounds)
         facts = {"messages": sizes.consumed, "body_bytes": sizes.body_bytes}
-        name = f'{form}, format("txmq") beside Delta\'s own source'
+        name = f'{form}, format("txmq") beside {beside}'
         outcomes.append(
             Outcome("data-source", name, "messages/s", rates["txmq"], rates[BARE], facts=facts)
         )
@@ -49,19 +55,33 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
 def _rate(  # noqa: PLR0913, PLR0917 - the sides differ in two of them
     spark: SparkSession, location: str, source: str, form: str, sizes: Sizes, folder: Path
 ) -> float:
-    begin_s = time.perf_counter()
-    rows = _rows(spark, location, source, form)
-    if form == "frame":
-        rows.write.format("noop").mode("overwrite").save()
+    is_stream = form in {STREAM, WRITTEN_STREAM}
+    sink, mode, options = "noop", "overwrite", {}
+    if form in {FRAME, STREAM}:
+        rows = _rows(spark, location, source, is_stream=is_stream)
     else:
-        writer = rows.writeStream.format("noop").trigger(availableNow=True)
+        # The same rows for both, by the source that costs less.
+        rows = _rows(spark, location, "delta", is_stream=is_stream).select("body")
+        sink, mode = source, "append"
+        options = _sink(source, fresh_folder(folder, "written"))
+    begin_s = time.perf_counter()
+    if is_stream:
+        writer = rows.writeStream.format(sink).options(**options).trigger(availableNow=True)
         writer = writer.option("checkpointLocation", str(fresh_folder(folder, "checkpoint")))
         writer.start().awaitTermination()
+    else:
+        rows.write.format(sink).options(**options).mode(mode).save()
     return sizes.consumed / (time.perf_counter() - begin_s)
 
 
-def _rows(spark: SparkSession, location: str, source: str, form: str) -> DataFrame:
-    is_stream = form == "stream"
+def _sink(source: str, place: Path) -> dict[str, str]:
+    """A new store, whose messages are durable and committed when the write returns; or a table."""
+    if source == "delta":
+        return {"path": str(place)}
+    return {"path": Store.create(place / "store").location, "topic": TOPIC}
+
+
+def _rows(spark: SparkSession, location: str, source: str, *, is_stream: bool) -> DataFrame:
     if source == "txmq":
         reader = spark.readStream if is_stream else spark.read
         return reader.format("txmq").option("topic", TOPIC).load(location)

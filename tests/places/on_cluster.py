@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from txmq import Store, Topics, TransactionProducer, register_data_source
 from txmq.spark.streams import Consumer
 
-TOPIC, TYPED = "order-paid", "order-typed"
+TOPIC, TYPED, COPY = "order-paid", "order-typed", "order-copy"
 _FIELDS = [{"name": "order", "type": "long"}]
 ORDER = {
     "encoding": "json",
@@ -22,6 +22,33 @@ def send(spark: SparkSession, store: Store, rows: int) -> dict[str, object]:
     """One transaction of so many messages."""
     body = "concat('{\"order\": ', cast(id as string), '}') AS body"
     return _sent(store, spark.range(0, rows, 1, 8).selectExpr(body), TOPIC)
+
+
+def write(spark: SparkSession, store: Store, rows: int) -> dict[str, object]:
+    """As `send`, by `format("txmq")`."""
+    register_data_source(spark)
+    body = "concat('{\"order\": ', cast(id as string), '}') AS body"
+    writer = spark.range(0, rows, 1, 8).selectExpr(body).write.format("txmq")
+    writer.option("topic", TOPIC).mode("append").save(store.location)
+    return {"written": rows}
+
+
+def forward(spark: SparkSession, store: Store, rows: int) -> dict[str, object]:
+    """A stream by `format("txmq")`, as a member of a group, into another topic in ten batches."""
+    register_data_source(spark)
+    stream = spark.readStream.format("txmq").option("topic", TOPIC).option("group", "forward")
+    stream = stream.option("maxMessagesPerTrigger", max(1, rows // 10))
+    query = (
+        stream.load(store.location)
+        .selectExpr("body", "CAST(queue_offset AS STRING) AS keys", "STRING(queue_id) AS tags")
+        .writeStream.format("txmq")
+        .options(topic=COPY, path=store.location)
+        .option("checkpointLocation", f"{store.location}-checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return {"batches": len(query.recentProgress)}
 
 
 def send_typed(spark: SparkSession, store: Store, rows: int) -> dict[str, object]:
@@ -62,7 +89,9 @@ def check(spark: SparkSession, store: Store, rows: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     _, work, location, count = sys.argv
-    works = {"send": send, "send-typed": send_typed, "check": check}
+    works = {
+        "send": send, "send-typed": send_typed, "check": check, "write": write, "forward": forward
+    }  # fmt: skip
     session = SparkSession.builder.getOrCreate()
     sys.stdout.write(json.dumps(works[work](session, Store.open(location), int(count))) + "\n")
     session.stop()

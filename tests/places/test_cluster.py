@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.kit import s3
 from tests.kit.reading import bodies
 from tests.places.cluster import PROJECT, Cluster, spark_cluster
-from tests.places.on_cluster import TOPIC, TYPED
+from tests.places.on_cluster import COPY, TOPIC, TYPED
 from txmq.errors import TxmqError
 from txmq.maintenance.orphans import sweep
 from txmq.message.message import Message
@@ -100,6 +101,27 @@ def test_messages_come_once_though_workers_and_drivers_are_killed(
     assert told == {"violations": 0, **dict.fromkeys(COUNTS, MESSAGES)}
 
 
+def test_stream_by_its_format_carries_each_message_once_though_a_worker_is_killed(
+    cluster: Cluster, tmp_path: Path, brokers: Callable[..., subprocess.Popen[str]]
+) -> None:
+    store = Store.create(tmp_path / "store")
+    broker = brokers(store.location)
+    cluster.said(cluster.submit(PROGRAM, "write", store.location, str(MESSAGES)), LIMIT_S)
+    await_that(lambda: visible(store) == MESSAGES, cluster)
+
+    forward = cluster.submit(PROGRAM, "forward", store.location, str(MESSAGES))
+    await_that(lambda: visible(store, COPY) > 0, cluster)
+    cluster.kill_worker(0)
+    cluster.start_worker()
+    cluster.said(forward, LIMIT_S)
+    await_that(lambda: visible(store, COPY) == MESSAGES, cluster)
+    terminate(broker)
+
+    assert not any(result.violation_count for result in verify(store.location).results)
+    copies = DeltaTable(f"{store.location}/topics/{COPY}").to_pyarrow_table(columns=["tags", "keys"])
+    assert copies.group_by(["tags", "keys"]).aggregate([]).num_rows == MESSAGES
+
+
 def test_broker_on_a_cluster_serves_a_store_in_a_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +168,8 @@ SPECULATION = {
 }  # fmt: skip
 
 
-def test_tasks_that_run_again_after_they_wrote_double_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", ["send", "write"])
+def test_tasks_that_run_again_after_they_wrote_double_nothing(tmp_path: Path, work: str) -> None:
     attempts, messages = tmp_path / "attempts", 10_000
     attempts.mkdir()
     store = Store.create(tmp_path / "store", Config(payload_engine="spark"))
@@ -156,7 +179,7 @@ def test_tasks_that_run_again_after_they_wrote_double_nothing(tmp_path: Path) ->
     # A copy runs on a host that has had no attempt of its task.
     with spark_cluster(tmp_path, 3, environment) as cluster:
         options = ["--total-executor-cores", "3", *flags]
-        sender = cluster.submit(PROGRAM, "send", store.location, str(messages), options=options)
+        sender = cluster.submit(PROGRAM, work, store.location, str(messages), options=options)
         cluster.said(sender, LIMIT_S)
         once = cluster.submit(BROKER, store.location, "--once", options=options)
         once.communicate(timeout=LIMIT_S)

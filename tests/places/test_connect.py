@@ -16,10 +16,12 @@ from txmq.errors import EnvironmentProblemError
 from txmq.listeners.delta import DeltaListener
 from txmq.message.message import Message
 from txmq.ops.broker import Broker
+from txmq.ops.table_functions import register_table_functions
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.spark.data_source import register_data_source
 from txmq.spark.micro_batches import BatchTransactions
-from txmq.spark.session import active_session, register_data_source
+from txmq.spark.session import active_session
 from txmq.spark.streams import Consumer
 from txmq.store.config import Config
 from txmq.store.store import Store
@@ -160,6 +162,37 @@ def test_topic_is_read_by_its_format(spark: SparkSession, store: Store, tmp_path
     frame = spark.read.format("txmq").option("topic", TOPIC).load(store.location)
     sink = spark.read.format("delta").load(str(tmp_path / "sink"))
     assert frame.count() == sink.select("body").distinct().count() == 20
+
+
+def test_topic_is_written_by_its_format(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    register_data_source(spark)
+    register_table_functions(spark)
+    rows = spark.range(20).selectExpr("id", "id * 2 AS twice")
+    frame = rows.write.format("txmq").option("topic", TOPIC).option("keys", "id")
+    frame.mode("append").save(store.location)
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        transaction = producer.begin_transaction()
+        rows.write.format("txmq").options(**transaction.write_options(TOPIC)).mode("append").save()
+        transaction.prepare()
+        opened = spark.sql(f"SELECT transaction_id FROM txmq_open('{store.location}')").collect()
+        transaction.commit()
+    Publisher(store).run_once()
+
+    stream = spark.readStream.format("txmq").option("topic", TOPIC).load(store.location)
+    query = (
+        stream.select("body")
+        .writeStream.format("txmq")
+        .options(topic="copy", path=store.location)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(int(PATIENCE_S))
+    Publisher(store).run_once()
+
+    assert [row.transaction_id for row in opened] == [transaction.id]
+    copies = spark.read.format("txmq").option("topic", "copy").load(store.location)
+    assert copies.count() == 40
 
 
 def test_member_on_spark_hands_out_each_message(spark: SparkSession, store: Store) -> None:

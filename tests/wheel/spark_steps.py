@@ -12,7 +12,9 @@ from txmq import (
     Store,
     TransactionProducer,
     local_session,
+    register_data_source,
 )
+from txmq.errors import EnvironmentProblemError
 
 TOPIC = "order-paid"
 ORDERS = str(Path("orders").absolute())
@@ -66,5 +68,41 @@ consumer.wait(query)
 bodies = sorted(bytes(row.body) for row in spark.sql("SELECT body FROM paid").collect())
 if bodies != [b"42", b"43", b"44", b"45"]:
     raise SystemExit(f"expected four messages, got {bodies}")
+
+register_data_source(spark)
+version = tuple(int(part) for part in spark.version.split(".")[:2])
+by_format = {"topic": "by-format", "path": store.location}
+columns = spark.range(5).selectExpr("id", "id * 2 AS twice")
+columns.write.format("txmq").options(**by_format).mode("append").save()
+broker.run_once()
+read = spark.read.format("txmq").options(**by_format).load
+if read().count() != 5:
+    raise SystemExit(f"expected five messages, got {read().count()}")
+
+
+def forwarded(source: str) -> None:
+    """A stream of messages, by Delta's source or by that of txmq, written by `format("txmq")`."""
+    place = f"{store.location}/topics/by-format" if source == "delta" else store.location
+    rows = spark.readStream.format(source).option("topic", "by-format").load(place).select("body")
+    writer = rows.writeStream.format("txmq").option("topic", f"from-{source}")
+    writer = writer.option("path", store.location).trigger(availableNow=True)
+    writer.option("checkpointLocation", f"checkpoint-{source}").start().awaitTermination()
+    broker.run_once()
+    copies = spark.read.format("txmq").option("topic", f"from-{source}").load(store.location)
+    if copies.count() != 5:
+        raise SystemExit(f"expected five copies, got {copies.count()}")
+
+
+for source, since in (("delta", (4, 1)), ("txmq", (4, 2))):
+    if version >= since:
+        forwarded(source)
+        continue
+    try:
+        forwarded(source)
+    except Exception as error:
+        # Spark keeps the text of what its Python process raised.
+        if EnvironmentProblemError.__name__ not in str(error):
+            raise
+
 print(f"sent, checked and read {len(bodies)} messages with Spark {spark.version}")  # noqa: T201 - a newcomer looks at it
 spark.stop()

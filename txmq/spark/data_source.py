@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from txmq.consumer.arguments import filters_by_topic
 from txmq.consumer.group_rules import TopicQueue
@@ -31,6 +31,7 @@ from txmq.errors import ConfigError, EnvironmentProblemError, shown
 from txmq.message.ids import check_transaction_id
 from txmq.message.names import check_namespace
 from txmq.spark.members import OffsetRange
+from txmq.spark.session import arrow_schema_of
 from txmq.spark.topic_slices import (
     NO_LIMIT,
     ReadOptions,
@@ -173,7 +174,7 @@ class TopicBatchReader(DataSourceReader):
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Read one slice, on an executor."""
-        return messages_of(partition, to_arrow_schema(self._schema, timezone="UTC"))
+        return messages_of(partition, arrow_schema_of(self._schema))
 
 
 # --- options --------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from txmq.spark.executors import (
     files_of,
     written_files,
 )
+from txmq.spark.session import arrow_schema_of
 from txmq.store.half import HalfOrigin, store_date
 from txmq.store.schemas import HALF
 
@@ -127,10 +128,9 @@ class DataFrameSend:
 def _batches(dataframe: DataFrame) -> Iterator[pa.RecordBatch]:
     """Bring the rows here; memory holds one partition, as `toLocalIterator` does."""
     import pyspark.sql.functions as F  # noqa: N812
-    from pyspark.sql.pandas.types import to_arrow_schema
 
     columns = [_as_plain(F, name) for name in dataframe.columns]
-    others = to_arrow_schema(dataframe.schema, timezone="UTC")
+    others = arrow_schema_of(dataframe.schema)
     kinds = pa.schema(
         [(name, _PLAIN_TYPES.get(name) or others.field(name).type) for name in dataframe.columns]
     )

@@ -10,6 +10,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from txmq.errors import EnvironmentProblemError, shown, step_for_extra
@@ -28,7 +29,9 @@ from txmq.spark.java import home_for_spark, java_options, require_java
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 
 _WITHOUT_SPARK = "Spark is not installed, and this call needs it"
@@ -154,6 +157,14 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 # --- a user's session -----------------------------------------------------------------------------
+
+
+def arrow_schema_of(schema: StructType) -> pa.Schema:
+    """Return columns as tasks have them, with times in UTC, which Spark 4.2 has to be told."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    is_told = "timezone" in signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if is_told else to_arrow_schema(schema)
 
 
 def change_setting(spark: SparkSession, name: str, value: str | None, *, way_out: str) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -32,6 +31,7 @@ from txmq.consumer.reader import TopicReader
 from txmq.errors import CheckpointCorruptError, MessagesExpiredError, OffsetOutOfRangeError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.spark.members import OffsetRange, RangeReader
+from txmq.spark.session import arrow_schema_of
 from txmq.spark.topic_slices import NO_LIMIT, ReadOptions, TopicSlice, messages_of, slices_of
 from txmq.store.store import Store
 
@@ -123,7 +123,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Read one slice, on an executor."""
-        return messages_of(partition, to_arrow_schema(self._schema, timezone="UTC"))
+        return messages_of(partition, arrow_schema_of(self._schema))
 
     def stop(self) -> None:
         """Leave the group: one commit."""
