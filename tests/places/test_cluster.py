@@ -118,7 +118,8 @@ def test_stream_by_its_format_carries_each_message_once_though_a_worker_is_kille
     terminate(broker)
 
     assert not any(result.violation_count for result in verify(store.location).results)
-    copies = DeltaTable(f"{store.location}/topics/{COPY}").to_pyarrow_table(columns=["tags", "keys"])
+    table = DeltaTable(f"{store.location}/topics/{COPY}")
+    copies = table.to_pyarrow_table(columns=["tags", "keys"])
     assert copies.group_by(["tags", "keys"]).aggregate([]).num_rows == MESSAGES
 
 

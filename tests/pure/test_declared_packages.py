@@ -17,7 +17,7 @@ EXTRAS = (
     "dashboard", "databricks", "encryption", "testing",
 )  # fmt: skip
 # Spark's own classes are their base: whoever calls `register_data_source` has a session of it.
-OF_SPARK = ("data_source.py", "topic_slices.py", "topic_stream.py")
+OF_SPARK = ("data_source.py", "topic_slices.py", "topic_stream.py", "topic_writer.py")
 # Delta's Python package is a part of delta-spark; a driver is the user's own.
 DRIVERS = {"psycopg", "pymysql"}
 
