@@ -145,6 +145,10 @@ class AsyncTransaction(OfOneProcess):
         """Add the rows of a DataFrame as `Transaction.send_dataframe` does."""
         self.transaction.send_dataframe(dataframe, topic=topic)
 
+    def write_options(self, topic: str) -> dict[str, str]:
+        """Return options as `Transaction.write_options` does."""
+        return self.transaction.write_options(topic)
+
     async def prepare(self) -> None:
         """Make all halves durable as `Transaction.prepare` does."""
         await asyncio.wrap_future(self.transaction.prepare_async())

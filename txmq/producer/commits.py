@@ -40,8 +40,9 @@ from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.ends import AskedEnds, EndCommits, asked_ends, trusted_s
 from txmq.producer.group_commit import Answer, Answered, GroupCommitter, Item, Size
 from txmq.producer.keyed import KeyedAttempt, KeyedHalves, KeyedTry
-from txmq.producer.once import BatchSender, QueryBatch, discard_files
+from txmq.producer.once import discard_files
 from txmq.producer.pipeline import SendFuture, Steps, waited
+from txmq.producer.query_batches import BatchSender, QueryBatch
 from txmq.producer.recall import RecallCheck
 from txmq.producer.routing import (
     DataFrameSend,
@@ -194,11 +195,13 @@ class ProducerCommits:
     def send_batch(self, send: PlannedSend, rows: DataFrameSend, batch: QueryBatch) -> None:
         """Do as `send_dataframe` for a micro-batch of a stream, once however often it runs.
 
-        Raises: as BatchSender; InvalidMessageError for no rows.
+        A batch without rows sends nothing. Raises: as BatchSender.
         """
         self._logs.check_key()
-        single, limits_of = self.half_of(send, ordinary=True), self._router.send_limits
-        head, files = self._logs.frame_files(single, [rows], limits_of)
+        single, topic = self.half_of(send, ordinary=True), rows.topic
+        half = self.store.tables.half_log().table
+        files = rows.write(half, single.origin, single.rows, self._router.send_limits(topic))
+        head = single._replace(message_count=sum(file.num_records for file in files))
         self._logs.batches.send(batch, head, files, _frames_of([rows]))
 
     def prepare_dataframes(
@@ -244,15 +247,21 @@ class ProducerCommits:
 
         Raises: InvalidMessageError if there are none; SendForbiddenError; as `KeyedHalves.join`.
         """
+        self.check_open()
         half = self.half_of(PlannedSend(transaction_id, ()))
         with self._begin_prepare(half, [WrittenRows(topic, None, ())]):
-            if self.state_of(transaction_id) is None:
+            end = EndReader(self.store.tables.logs()).end_of(transaction_id)
+            if not end.is_kept:
                 problem = "has no message; write a DataFrame with write_options() before prepare()"
                 raise InvalidMessageError("transaction", problem)
+            if end.halves is not None and end.halves.producer_group != self.producer_group:
+                group = end.halves.producer_group
+                raise ProducerGroupMismatchError(transaction_id, group, self.producer_group)
             return self._logs.keyed.join(KeyedTry("", half))
 
     def write_options(self, transaction_id: str, topic: str, immunity_s: float) -> dict[str, str]:
         """Return the options by which Spark writes the halves of a transaction."""
+        self.check_open()
         namespace = namespace_of(self.producer_group)
         return {
             "path": self.store.location,

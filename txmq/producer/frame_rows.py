@@ -188,6 +188,9 @@ class _Properties(NamedTuple):
 
     @classmethod
     def of(cls, column: pa.MapArray) -> _Properties:
+        if column.null_count:
+            # A null may have entries behind it.
+            column = pa.array(column.to_pylist(), column.type)
         offsets = column.offsets.to_numpy()
         begin, count = offsets[0], offsets[-1] - offsets[0]
         row = np.repeat(np.arange(len(column)), np.diff(offsets))
@@ -197,6 +200,14 @@ class _Properties(NamedTuple):
     def any_in_row(self, is_so: Flags) -> Flags:
         """Tell of each row whether one of its properties is so."""
         return np.bincount(self.row, is_so, self.rows) > 0
+
+    @property
+    def is_again(self) -> Flags:
+        """Whether its row has its name before."""
+        names = self.names.values.dictionary_encode()
+        pairs = self.row * (len(names.dictionary) + 1) + integers(names.indices, -1)
+        first = np.unique(pairs, return_index=True)[1]
+        return np.isin(np.arange(len(pairs)), first, invert=True)
 
     def column(self) -> pa.MapArray:
         """Return the column, without nulls."""
@@ -310,6 +321,7 @@ def _property_problems(properties: _Properties) -> Iterator[tuple[str, Flags]]:
     yield "a property that is blank or reserved", any_in_row(is_blank | is_reserved | is_own)
     yield "a property not valid UTF-8", any_in_row(names.is_invalid | values.is_invalid)
     yield "control characters in a property", any_in_row(has_control_characters)
+    yield "a property twice", any_in_row(properties.is_again)
     yield f"a property above {MAX_FIELD_BYTES:,} bytes", any_in_row(is_too_long)
     yield (
         f"{CHECK_IMMUNITY_TIME_IN_SECONDS} that is no number of whole seconds",

@@ -24,6 +24,7 @@ from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
     DifferentMessagesError,
+    FilesSweptError,
     IncompleteTransactionError,
     InvalidMessageError,
     StorageError,
@@ -221,6 +222,8 @@ class KeyedHalves:
             young = [tried for tried in missing if tried.transaction_id not in too_old]
             try:
                 self._append(young)
+            except FilesSweptError:
+                raise
             except CommitRefusedError:
                 # Somebody was first, perhaps with one of these: look again, then decide.
                 pause(attempt)

@@ -13,27 +13,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from txmq.delta.failures import pause
 from txmq.delta.log_files import delete_files
 from txmq.delta.parquet import NewFile
 from txmq.delta.table import Table
 from txmq.errors import (
-    CheckpointMismatchError,
     CommitConflictError,
     CommitRefusedError,
     IncompleteTransactionError,
     StorageError,
-    TransactionForgottenError,
 )
 from txmq.ground.clock import Clock
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.ids import MAX_AHEAD_S, keyed_transaction_id, message_id
 from txmq.message.lifecycle import ClaimKind, Halves, TransactionState
 from txmq.message.message import Message
-from txmq.producer.body_check import BodyWatch, FrameTopic, Refused
 from txmq.producer.ends import EndCommits
 from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
 from txmq.store.logs import Resolution
@@ -49,8 +45,6 @@ TRIED_AGAIN_AFTER = frozenset([TransactionState.ROLLED_BACK, TransactionState.EX
 _PREFERRED = {TransactionState.COMMITTED: 0, TransactionState.PENDING: 1}
 _LAST = len(_PREFERRED)
 _MARK = "txmq-once/"
-# The two bits of a UUID that are the same in all of them.
-_VARIANT = 1 << 63
 logger = logging.getLogger(__name__)
 Key_contra = TypeVar("Key_contra", contravariant=True)
 
@@ -217,137 +211,6 @@ class OnceSender:
         ends = [(transaction_id, ClaimKind.COMMIT) for transaction_id in transaction_ids]
         resolutions = self._ends.commit(ends, operator_reason=operator_reason)
         return all(end.state is TransactionState.COMMITTED for end in resolutions)
-
-
-# --- micro-batches of streams ---------------------------------------------------------------------
-
-
-class QueryBatch(NamedTuple):
-    """A micro-batch of a stream: the id of its query, as its checkpoint has it, and its number."""
-
-    query_id: str
-    batch_id: int
-
-
-class BatchSender:
-    """Sends micro-batches of streams, each once however often it runs. Not for several threads.
-
-    The half log has the number of the newest batch of each query, as Delta's sink has, and the id
-    of its transaction. The commit of the halves moves both, so of two processes that run one batch
-    only one appends it.
-    """
-
-    def __init__(self, store: Store, sender_group: str, clock: Clock, watch: BodyWatch) -> None:
-        """Open nothing yet."""
-        self._attempts, self._watch = store.config.commit_attempts, watch
-        self._half = ScopedHalves(store.tables.half_log())
-        self._ends = EndCommits(store, sender_group, clock)
-
-    def send(
-        self,
-        batch: QueryBatch,
-        half: HalfTransaction,
-        files: Sequence[NewFile],
-        frames: Sequence[FrameTopic],
-    ) -> None:
-        """Make the messages of a batch durable and committed, unless an earlier run did.
-
-        Commits: one to half, one to op. Retry: run the batch again. An earlier run that left its
-        halves without an end is ended, and the files of this one are removed; where the check
-        rolled it back, this run takes its place.
-
-        Raises: CheckpointMismatchError if the query has sent a later batch, or this one with
-            another number of messages; TransactionForgottenError if retention has taken the end of
-            an earlier run; AlreadyResolvedError if the check was first; InvalidBodyError,
-            TopicChangedError, StorageError.
-        """
-        transaction_id = half.origin.transaction_id
-        for attempt in range(self._attempts):
-            self._half.refresh()
-            if self._is_sent(batch, half.message_count):
-                discard_files(self._half.log.table, files)
-                return
-            try:
-                refused = self._append(batch, half, files, frames)
-            except CommitRefusedError:
-                # Another process ran this batch: look again, then decide.
-                pause(attempt)
-                continue
-            kind = ClaimKind.ROLLBACK if refused else ClaimKind.COMMIT
-            (end,) = self._ends.commit([(transaction_id, kind)])
-            for error in refused.values():
-                raise error
-            end.confirm(transaction_id, ClaimKind.COMMIT)
-            return
-        raise CommitConflictError("half", f"other runs of {batch.query_id} won all the time")
-
-    def _is_sent(self, batch: QueryBatch, message_count: int) -> bool:
-        """Tell whether an earlier run is committed; commit one that is open."""
-        newest = self._newest(batch.query_id)
-        if newest is None or newest[0] < batch.batch_id:
-            return False
-        if newest[0] > batch.batch_id:
-            raise CheckpointMismatchError(
-                f"query {batch.query_id} runs batch {batch.batch_id:,} and has sent batch "
-                f"{newest[0]:,}: its checkpoint is older than what it sent; begin with a new one"
-            )
-        transaction_id = newest[1]
-        end = self._ends.reader.end_of(transaction_id)
-        if not end.is_kept:
-            raise TransactionForgottenError(transaction_id)
-        if end.state in TRIED_AGAIN_AFTER:
-            return False
-        count = None if end.halves is None else end.halves.message_count
-        if count is not None and count != message_count:
-            raise CheckpointMismatchError(
-                f"batch {batch.batch_id:,} of query {batch.query_id} was sent with {count:,} "
-                f"messages and has {message_count:,} now: its checkpoint is older than what it "
-                "sent, or its rows differ from run to run; begin with a new one"
-            )
-        if end.state is TransactionState.PENDING:
-            (end,) = self._ends.commit([(transaction_id, ClaimKind.COMMIT)])
-            end.confirm(transaction_id, ClaimKind.COMMIT)
-        return True
-
-    def _newest(self, query_id: str) -> tuple[int, str] | None:
-        """Return the newest batch that was sent, and its transaction."""
-        numbers = [self._half.log.table.log.mark(name) for name in _batch_marks(query_id)]
-        if any(number is None for number in numbers):
-            return None
-        batch_id, high, low = (number or 0 for number in numbers)
-        return batch_id, str(UUID(int=high << 64 | _VARIANT | low))
-
-    def _append(
-        self,
-        batch: QueryBatch,
-        half: HalfTransaction,
-        files: Sequence[NewFile],
-        frames: Sequence[FrameTopic],
-    ) -> Refused:
-        """Append the halves: one commit. Return the error of one that must not be used.
-
-        Raises: CommitRefusedError if another run was faster; InvalidBodyError before the commit.
-        """
-        by_id = {half.origin.transaction_id: frames}
-        refused, retypings = self._watch.before([half], by_id)
-        for error in refused.values():
-            raise error
-        number = UUID(half.origin.transaction_id).int
-        parts = (batch.batch_id, number >> 64, number & (_VARIANT - 1))
-        rows = half_table([half])
-        reached(FailPoint.FRAMES_WRITTEN)
-        self._half.swap(rows, dict(zip(_batch_marks(batch.query_id), parts, strict=True)), files)
-        reached(FailPoint.FRAMES_COMMITTED)
-        return self._watch.after([half], retypings, by_id)
-
-
-def _batch_marks(query_id: str) -> tuple[str, str, str]:
-    """Name the marks of a query: of its newest batch, and of both halves of the id of that."""
-    name = f"txmq-stream/{query_id}"
-    return name, f"{name}/high", f"{name}/low"
-
-
-# --- the half log of senders who look first -------------------------------------------------------
 
 
 class ScopedHalves:

@@ -483,8 +483,13 @@ class Transaction(MarkedTransaction):
         self.end(ClaimKind.ROLLBACK)
 
     def _has_halves_of_spark(self) -> bool:
-        """Tell whether Spark has written halves that nobody has prepared; they count as such."""
-        if self._topic_of_spark is None or self._commits.state_of(self.id) is None:
+        """Tell whether Spark has written halves that nobody has prepared; they count as such.
+
+        Those with a key may be another try's, whose local transaction may have run.
+        """
+        if self._topic_of_spark is None or self._attempt is not None:
+            return False
+        if self._commits.state_of(self.id) is None:
             return False
         self._phase = _Phase.PREPARED
         return True

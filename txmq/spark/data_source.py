@@ -7,6 +7,7 @@ checkpoint names: compaction, a rebuilt topic or the clean-up of a log do not di
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -222,18 +223,31 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
     faults = _unknown(given, WRITE_OPTIONS)
     if overwrite:
         faults.append("messages are added and never replaced; use the mode append")
-    immunity = given.get("checkimmunitytime", "0")
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", immunity, re.ASCII):
-        faults.append(f"option checkImmunityTime must be seconds, not {shown(immunity)}")
+    immunity_s = _seconds(given.get("checkimmunitytime", "0"))
+    if immunity_s is None:
+        problem = f"must be seconds, not {shown(given['checkimmunitytime'])}"
+        faults.append(f"option checkImmunityTime {problem}")
+    may_differ = given.get("rowsmaydiffer", "false").lower()
+    if may_differ not in {"true", "false"}:
+        faults.append(f"option rowsMayDiffer must be true or false, not {shown(may_differ)}")
     if faults:
         raise ConfigError(faults)
     space, transaction = given.get("namespace"), given.get("transaction")
     return WriteOptions(
         given["path"], given["topic"], given.get("producergroup", DEFAULT_GROUP),
         None if space is None else check_namespace(space),
-        None if transaction is None else check_transaction_id(transaction), float(immunity),
+        None if transaction is None else check_transaction_id(transaction), immunity_s or 0.0,
         {field: given[name] for name, field in _FIELDS.items() if name in given},
+        may_differ == "true",
     )  # fmt: skip
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _unknown(given: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
@@ -255,9 +269,9 @@ WRITE_OPTIONS = {
     name.lower(): name
     for name in (
         "path", "topic", "keys", "tags", "shardingKey", "delaySeconds", "producerGroup",
-        "namespace", "transaction", "checkImmunityTime",
+        "namespace", "transaction", "checkImmunityTime", "rowsMayDiffer",
         # Of each writer of a stream.
-        "checkpointLocation",
+        "checkpointLocation", "queryName",
     )
 }  # fmt: skip
 OPTIONS = {

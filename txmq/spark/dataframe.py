@@ -121,8 +121,20 @@ class DataFrameSend:
         return self.dataframe.withColumn(PLACE, F.monotonically_increasing_id())
 
     def _written_here(self, half: Table, halves: FrameHalves) -> list[NewFile]:
-        made_ms = elapsed_ms()
-        return files_of([halves.outcome(_batches(self._placed()))], half.folder, made_ms)
+        made_ms, failures = elapsed_ms(), list[Exception]()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from _batches(self._placed())
+            except Exception as error:
+                failures.append(error)
+                raise
+
+        outcome = halves.outcome(batches())
+        # What fails in the rows of a user is the user's error.
+        for error in failures:
+            raise error
+        return files_of([outcome], half.folder, made_ms)
 
 
 def _batches(dataframe: DataFrame) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ also says that it failed where a commit gave no answer, and then the files may b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +24,23 @@ from pyspark.sql.datasource import (
 )
 
 from txmq.delta.folder import TableFolder
-from txmq.errors import EnvironmentProblemError, SchemaMismatchError, StorageError
+from txmq.errors import (
+    EnvironmentProblemError,
+    SchemaMismatchError,
+    StorageError,
+    TopicChangedError,
+    TxmqError,
+)
 from txmq.ground.clock import SystemClock, elapsed_ms
 from txmq.message.ids import new_transaction_id
+from txmq.message.message import LocalTransactionState
 from txmq.message.names import check_group, check_stored_group, wrapped
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.frame_rows import PLACE, ROWS_OF_PARTITION
 from txmq.producer.keyed import KeyedAttempt
-from txmq.producer.once import QueryBatch
 from txmq.producer.pipeline import waited
-from txmq.producer.routing import MessageRouter, PlannedSend, WrittenRows
+from txmq.producer.query_batches import QueryBatch
+from txmq.producer.routing import MessageRouter, PlannedSend, WrittenRows, check_immunity_s
 from txmq.spark.dataframe import FrameHalves, check_columns
 from txmq.spark.executors import files_of
 from txmq.store.store import Store
@@ -67,6 +74,7 @@ class WriteOptions:
         transaction: the id of an open transaction that the rows become messages of.
         immunity_s: the time before the first check of that transaction.
         columns: by the field of a message, the column that it is taken from.
+        may_differ: whether the rows of a batch may differ from run to run.
     """
 
     location: str
@@ -76,6 +84,7 @@ class WriteOptions:
     transaction: str | None
     immunity_s: float
     columns: Mapping[str, str]
+    may_differ: bool
 
     @contextmanager
     def commits(self) -> Iterator[tuple[ProducerCommits, MessageRouter]]:
@@ -127,6 +136,8 @@ class _Rows:
         columns = with_fields(dtypes, options.columns)
         is_ordinary = options.transaction is None
         with options.commits() as (commits, router):
+            name, config = "checkImmunityTime", commits.store.config
+            check_immunity_s("option", name, options.immunity_s, config)
             topic = router.accept_rows(
                 options.topic, [name for name, _ in columns], is_transactional=not is_ordinary
             )
@@ -186,14 +197,27 @@ class RowsWriter(_Rows, DataSourceArrowWriter):
         with self._options.commits() as (commits, _):
             if self._options.transaction is None:
                 waited(commits.send_dataframe(send, rows))
-            else:
-                attempt = KeyedAttempt(send.transaction_id, _WRITTEN_ONCE, None)
+                return
+            attempt = KeyedAttempt(send.transaction_id, _WRITTEN_ONCE, None)
+            try:
                 waited(commits.prepare_keyed(attempt, send, [rows]))
+            except TopicChangedError:
+                # Nobody may commit these, and a caller may go on to `prepare()`.
+                with suppress(TxmqError):
+                    commits.end_by_id(send.transaction_id, LocalTransactionState.ROLLBACK)
+                raise
 
 
 def _tasks(messages: Messages) -> list[TaskOutcome]:
-    """Return what the tasks that succeeded wrote, all of one plan. Raises: StorageError."""
+    """Return what the tasks wrote, all of one plan.
+
+    Raises: EnvironmentProblemError where Spark hands over none of a task, as with a continuous
+        trigger; StorageError.
+    """
     tasks = [message for message in messages if isinstance(message, TaskOutcome)]
+    if len(tasks) < len(messages):
+        problem = "Spark does not say what each task wrote, as with trigger(continuous=…)"
+        raise EnvironmentProblemError(problem, "Use another trigger; nothing was sent.")
     if len({task.transaction_id for task in tasks}) > 1:
         raise StorageError("half", "tasks of one write had several plans; write again")
     return tasks
@@ -262,12 +286,13 @@ class BatchWriter(_Rows, _StreamWriter):  # type: ignore[misc]
         Raises: as `BatchSender.send`.
         """
         tasks = _tasks(messages)
-        rows = self._written(tasks)
-        if not rows.files:
+        if not tasks:
             return
+        rows = self._written(tasks)
         if tasks[0].query_id is None:
             problem = "this Spark tells a task no id of its query, by which a batch is known again"
             raise EnvironmentProblemError(problem, "Use BatchTransactions.")
-        send, batch = self._send(tasks[0].transaction_id), QueryBatch(tasks[0].query_id, batchId)
+        send = self._send(tasks[0].transaction_id)
+        batch = QueryBatch(tasks[0].query_id, batchId, self._options.may_differ)
         with self._options.commits() as (commits, _):
             commits.send_batch(send, rows, batch)

@@ -164,6 +164,28 @@ def test_text_above_the_limit_of_a_field_is_refused() -> None:
         assert [problem.endswith("above 16,384 bytes") for problem in rows.refusals] == [True]
 
 
+def test_property_that_a_row_has_twice_is_refused() -> None:
+    twice = {"body": b"", "properties": [(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]}
+    once = {"body": b"", "properties": [(b"a", b"1")]}
+
+    assert refused([once, twice, once]) == {"a property twice": (1, 1)}
+
+
+def test_null_with_entries_behind_it_has_no_properties() -> None:
+    entries = pa.array([b"a", b"b"])
+    column = pa.MapArray.from_arrays(
+        pa.array([0, 1, 2], pa.int32()), entries, entries, mask=pa.array([True, False])
+    )
+    halves = rows_of().halves(
+        pa.RecordBatch.from_pydict(
+            {PLACE: pa.array([0, 1]), "body": pa.array([b"", b""]), "properties": column}
+        )
+    )
+
+    assert halves is not None
+    assert halves["properties"].to_pylist() == [[], [("b", "b")]]
+
+
 def test_time_before_year_1_is_refused() -> None:
     first_us = -62_135_596_800_000_000
     for time_us, is_refused in ((first_us - 1, True), (first_us, False)):

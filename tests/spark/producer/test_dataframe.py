@@ -564,3 +564,17 @@ def test_keyed_commit_without_an_answer_keeps_the_files_that_it_added(
 
     assert commits(store, "half") == 1
     assert bodies(store) == sorted([*expected(5), b"paid"])
+
+
+@pytest.mark.usefixtures("writer")
+def test_error_of_the_users_own_code_is_raised_as_it_is(
+    store: Store, producer: TransactionProducer, spark: Any
+) -> None:
+    before, frame = (
+        table_versions(store),
+        rows(spark, 3, "string(raise_error('of the user')) AS body"),
+    )
+
+    with pytest.raises(Exception, match="of the user"):
+        prepared(producer, frame)
+    assert table_versions(store) == before

@@ -12,7 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
 
 from tests.kit.builders import GROUP, table_versions
 from tests.kit.reading import bodies, commits, log_rows, publish, topic_rows
@@ -21,21 +23,28 @@ from txmq.errors import (
     AlreadyPreparedError,
     AlreadyResolvedError,
     CheckpointMismatchError,
+    ClosedError,
     ConfigError,
     DifferentMessagesError,
+    EnvironmentProblemError,
+    FilesSweptError,
     InvalidBodyError,
     InvalidMessageError,
     InvalidNameError,
     NotPreparedError,
+    ProducerGroupMismatchError,
     SchemaMismatchError,
     SendForbiddenError,
+    SourceRestoredError,
     StorageError,
+    TopicChangedError,
     TopicKindError,
     TransactionForgottenError,
     TransactionNotFoundError,
 )
 from txmq.ground.fail_points import FailPoint
 from txmq.listeners.hooks import CheckForbiddenHook
+from txmq.maintenance.orphans import sweep
 from txmq.maintenance.service import Maintenance
 from txmq.message.codec import AesGcmCodec
 from txmq.message.lifecycle import TransactionState
@@ -421,10 +430,84 @@ def test_checkpoint_that_is_older_is_told(store: Store, stream: Written) -> None
 
     with pytest.raises(CheckpointMismatchError, match="runs batch 1 and has sent batch 2"):
         stream.run(1, ["b"])
-    with pytest.raises(CheckpointMismatchError, match="sent with 1 messages and has 2 now"):
+    with pytest.raises(CheckpointMismatchError, match="1 rows there, 2 here"):
         stream.run(2, ["c", "d"])
+    with pytest.raises(CheckpointMismatchError, match="values of its rows"):
+        stream.run(2, ["late"])
+    with pytest.raises(CheckpointMismatchError, match="0 here"):
+        stream.run(2, [])
 
     assert table_versions(store) == before
+
+
+def test_rows_that_may_differ_are_not_compared(store: Store, stream: Written) -> None:
+    stream.options["rowsMayDiffer"] = "true"
+    stream.run(0, ["a"])
+    stream.run(0, ["b", "c"])
+
+    assert shown(store) == [b"a"]
+
+
+def test_batch_that_another_group_left_open_is_told(store: Store, stream: Written) -> None:
+    with failing_commits(10_000, table="op"), pytest.raises(StorageError):
+        stream.run(0, ["a"])
+    stream.options["producerGroup"] = "billing"
+
+    with pytest.raises(ProducerGroupMismatchError, match="belongs to group 'spark'"):
+        stream.run(0, ["a"])
+    del stream.options["producerGroup"]
+    stream.run(0, ["a"])
+
+    assert shown(store) == [b"a"]
+
+
+def test_task_of_which_spark_says_nothing_is_an_error(store: Store, stream: Written) -> None:
+    before = table_versions(store)
+    messages = [*stream.tasks(["a"]), None]
+
+    with pytest.raises(EnvironmentProblemError, match="continuous"):
+        stream.writer().commit(messages, 0)
+    assert table_versions(store) == before
+
+
+def test_name_of_a_query_is_no_option_of_ours(store: Store, stream: Written) -> None:
+    stream.options["queryName"] = "forward"
+    stream.run(0, ["a"])
+
+    assert shown(store) == [b"a"]
+
+
+def test_half_that_another_program_set_back_is_told_as_what_it_is(
+    store: Store, stream: Written
+) -> None:
+    before = DeltaTable(f"{store.location}/half").version()
+    with failing_commits(10_000, table="op"), pytest.raises(StorageError):
+        stream.run(0, ["a"])
+    DeltaTable(f"{store.location}/half").restore(before)
+
+    with pytest.raises(SourceRestoredError):
+        stream.run(0, ["a"])
+    publish(store)
+    stream.run(0, ["a"])
+    publish(store)
+
+    assert bodies(store) == [b"a"]
+
+
+@pytest.mark.parametrize("kind", ["batch", "transaction"])
+def test_files_that_maintenance_took_are_told_as_such(
+    store: Store, stream: Written, producer: TransactionProducer, kind: str
+) -> None:
+    written = stream
+    if kind == "transaction":
+        written = Written(producer.begin_transaction().write_options(TOPIC))
+    messages = written.tasks(["a"])
+    sweep(store.tables.table_at("half"), lambda _: True)
+
+    with pytest.raises(FilesSweptError):
+        written.writer().commit(messages, *([0] if kind == "batch" else []))
+    stream.run(0, ["a"])
+    assert shown(store) == [b"a"]
 
 
 def test_batches_without_rows_send_nothing(store: Store, stream: Written) -> None:
@@ -609,6 +692,81 @@ def test_end_that_was_first_is_told_at_prepare(store: Store, producer: Transacti
 
     with pytest.raises(AlreadyResolvedError):
         transaction.prepare()
+
+
+def test_try_that_wrote_nothing_ends_nothing_of_another_try(
+    store: Store, producer: TransactionProducer
+) -> None:
+    moment = datetime.now(UTC)
+    first, second = (
+        producer.begin_transaction(idempotency_key="job", key_timestamp=moment) for _ in range(2)
+    )
+    Written(first.write_options(TOPIC)).save(["a"])
+    first.prepare()
+    second.write_options(TOPIC)
+    second.rollback()
+    first.commit()
+
+    assert shown(store) == [b"a"]
+
+
+def test_halves_of_another_group_are_not_prepared(
+    store: Store, producer: TransactionProducer
+) -> None:
+    transaction = producer.begin_transaction()
+    Written({**transaction.write_options(TOPIC), "producerGroup": "other"}).save(["a"])
+
+    with pytest.raises(ProducerGroupMismatchError):
+        transaction.prepare()
+    publish(store)
+    assert store.topics() == []
+
+
+def test_closed_producer_prepares_nothing(store: Store) -> None:
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        transaction, late = producer.begin_transaction(), producer.begin_transaction()
+        Written(transaction.write_options(TOPIC)).save(["a"])
+
+    with pytest.raises(ClosedError):
+        transaction.prepare()
+    with pytest.raises(ClosedError):
+        late.write_options(TOPIC)
+
+
+def test_rows_that_met_a_new_schema_are_rolled_back(
+    store: Store, producer: TransactionProducer
+) -> None:
+    transaction = producer.begin_transaction()
+    written = Written(transaction.write_options(TOPIC))
+    messages = written.tasks(["no JSON"])
+    schema = StructType([StructField("id", LongType())])
+    writer = written.writer()
+
+    with (
+        before_commit(lambda: Topics(store).create(TOPIC, schema=schema), table="half"),
+        pytest.raises(TopicChangedError),
+    ):
+        writer.commit(messages)
+    with pytest.raises(AlreadyResolvedError):
+        transaction.prepare()
+
+
+@pytest.mark.parametrize("immunity_s", [0.1 + 0.2, 3600 / 7, 1e-5, 0, 1])
+def test_any_time_before_the_first_check_goes_with_the_write(
+    store: Store, producer: TransactionProducer, immunity_s: float
+) -> None:
+    transaction = producer.begin_transaction(check_immunity_time_s=immunity_s)
+    Written(transaction.write_options(TOPIC)).save(["a"])
+
+    [head] = [row for row in log_rows(store, "half") if row["sequence"] == 0]
+    assert head["check_immunity_time_s"] == max(immunity_s, store.config.transaction_timeout_s)
+
+
+def test_time_before_the_first_check_is_bounded(frame: Written) -> None:
+    frame.options["checkImmunityTime"] = "999999999"
+
+    with pytest.raises(InvalidMessageError, match="file_reserved_time_h"):
+        frame.writer()
 
 
 def test_hook_of_the_producer_may_refuse_the_rows(store: Store) -> None:
