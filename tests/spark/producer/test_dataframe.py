@@ -227,7 +227,7 @@ def test_rows_come_each_at_its_own_time(tmp_path: Path, spark: Any) -> None:
 @pytest.mark.parametrize(
     ("columns", "fault"),
     [
-        (["id AS key"], "column body is missing"),
+        (["'a' AS tags"], "column body is missing"),
         (["id AS body"], "'body' is bigint"),
         (["'a' AS body", "1 AS tags"], "'tags' is int"),
         (["'a' AS body", "'b' AS more"], "'more' is not one of"),
