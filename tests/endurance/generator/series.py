@@ -111,6 +111,9 @@ def watched(plan: Plan, hole: str = "") -> list[Find]:
     try:
         with without(hole) if hole else nullcontext():
             return played(plan)
+    except Exception as error:  # noqa: BLE001 - the harness itself is wrong
+        # An error of a library may be of a type that no other process can make.
+        raise RuntimeError(f"seed {plan.seed}: {error!r}") from None
     finally:
         faulthandler.cancel_dump_traceback_later()
 

@@ -81,9 +81,11 @@ def other_engine(world: World, _: Life, step: Step) -> None:
     draw = random.Random(step.what)
     name, action = draw.choice(TABLES), draw.choice((*HARMLESS, *TAKING))
     location = str(_location(world, name))
-    if not DeltaTable.is_deltatable(location):
+    try:
+        table = DeltaTable(location)
+    except (DeltaError, OSError):
+        # It is not there, or damaged.
         return
-    table = DeltaTable(location)
     for other in step.meanwhile:
         world.play(other)
     if action in TAKING:
@@ -91,6 +93,7 @@ def other_engine(world: World, _: Life, step: Step) -> None:
     there = set(bodies_in(world, "payments"))
     with suppress(DeltaError, ValueError, OSError):
         action(table, draw)
+    _forget_what_stays(world, name)
     _note_paid(world, there, is_undone=action is go_back)
 
 
@@ -100,7 +103,9 @@ def lose_rows(world: World, _: Life, step: Step) -> None:
     location = str(_location(world, name))
     if DeltaTable.is_deltatable(location):
         _take(world, name)
-        DeltaTable(location).delete()
+        with suppress(DeltaError, OSError):
+            DeltaTable(location).delete()
+        _forget_what_stays(world, name)
 
 
 def _take(world: World, name: str) -> None:
@@ -115,6 +120,13 @@ def _take(world: World, name: str) -> None:
             acknowledged = {place for place in acknowledged if place[1] in there}
         ledger.taken |= acknowledged
         ledger.damage(is_older=True)
+
+
+def _forget_what_stays(world: World, name: str) -> None:
+    """What is still there after the change was not taken, though retention may take it later."""
+    if name.startswith("topics/"):
+        there = {body for body, _, _ in rows_of(world, name.removeprefix("topics/"))}
+        world.ledger.taken = {place for place in world.ledger.taken if place[1] not in there}
 
 
 def _note_paid(world: World, before: set[str], *, is_undone: bool) -> None:
