@@ -33,7 +33,7 @@ from txmq.message.ids import (
 )
 from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import LocalTransactionState, Message
-from txmq.producer import keyed as keyed_halves
+from txmq.producer import once
 from txmq.producer.producer import Transaction, TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.op import OpRow
@@ -493,7 +493,7 @@ def test_files_that_a_producer_may_not_delete_stay(
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "denied")
 
-    monkeypatch.setattr(keyed_halves, "delete_files", refuse)
-    tried = SimpleNamespace(files=[SimpleNamespace(path="part-1.parquet")])
+    monkeypatch.setattr(once, "delete_files", refuse)
+    files = [SimpleNamespace(path="part-1.parquet")]
 
-    keyed_halves.KeyedHalves.remove_files(SimpleNamespace(_store=store), tried)  # type: ignore[arg-type]
+    once.discard_files(store.tables.half_log().table, files)  # type: ignore[arg-type]
