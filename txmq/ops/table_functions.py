@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from txmq.consumer.lag import ConsumerLag
@@ -86,7 +85,10 @@ def register_table_functions(spark: SparkSession) -> None:
         >>> spark.sql("SELECT topic, sum(lag) FROM txmq_lag('/lake/store') GROUP BY topic").show()
     """
     # Each kind of session takes functions of its own kind.
-    module = "pyspark.sql.connect.functions" if is_connect(spark) else "pyspark.sql.functions"
-    udtf: Any = import_module(module).udtf
+    from pyspark.sql import functions
+
+    of_session: Any = functions
+    if is_connect(spark):
+        from pyspark.sql.connect import functions as of_session
     for name, (table, columns) in TABLE_FUNCTIONS.items():
-        spark.udtf.register(name, udtf(table, returnType=columns))
+        spark.udtf.register(name, of_session.udtf(table, returnType=columns))
