@@ -83,7 +83,8 @@ RESERVED_PROPERTIES = frozenset(
         "__transactionId__",
     ]
 )
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# R21: RocketMQ's separators are control characters and corrupt its decoding.
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _LEVEL = "an int: 0 for no delay, or the number of a level from 1 on"
 _SECONDS = "an int of whole seconds, from 0 to the store's timer_max_delay_s"
@@ -302,8 +303,7 @@ def _text_problem(value: str) -> str | None:
         return "is not valid Unicode (a lone surrogate)"
     if size > MAX_FIELD_BYTES:
         return f"is {size:,} bytes long, the limit is {MAX_FIELD_BYTES:,}"
-    # R21: RocketMQ's separators are control characters and corrupt its decoding.
-    return "must not hold control characters" if _CONTROL.search(value) else None
+    return "must not hold control characters" if CONTROL.search(value) else None
 
 
 def _size_bytes(text: str) -> int:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -101,8 +102,11 @@ def _of_parts(kind: Mapping[str, Any], name: str, faults: list[str]) -> Any:
 # --- the bytes ------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=256)
 def packer(schema: BodySchema | None) -> Pack:
     """Return a function that makes the body of a row; it raises ValueError for one it cannot make.
+
+    It is made once for each schema.
 
     Args:
         schema: of a typed topic; None makes JSON of any columns.

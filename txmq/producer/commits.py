@@ -23,6 +23,7 @@ from txmq.errors import (
     InvalidMessageError,
     ProducerGroupMismatchError,
     TopicChangedError,
+    TransactionForgottenError,
     TransactionNotFoundError,
     TxmqError,
 )
@@ -202,7 +203,9 @@ class ProducerCommits:
         half = self.store.tables.half_log().table
         files = rows.write(half, single.origin, single.rows, self._router.send_limits(topic))
         head = single._replace(message_count=sum(file.num_records for file in files))
-        self._logs.batches.send(batch, head, files, _frames_of([rows]))
+        watch = BodyWatch(self._router.catalog)
+        sender = BatchSender(self.store, self.producer_group, self._clock, watch)
+        sender.send(batch, head, files, _frames_of([rows]))
 
     def prepare_dataframes(
         self, send: PlannedSend, sends: Sequence[DataFrameSend], *, ordinary: bool = False
@@ -250,14 +253,11 @@ class ProducerCommits:
         self.check_open()
         half = self.half_of(PlannedSend(transaction_id, ()))
         with self._begin_prepare(half, [WrittenRows(topic, None, ())]):
-            end = EndReader(self.store.tables.logs()).end_of(transaction_id)
-            if not end.is_kept:
+            try:
+                return self._logs.keyed.join(KeyedTry("", half))
+            except TransactionForgottenError as error:
                 problem = "has no message; write a DataFrame with write_options() before prepare()"
-                raise InvalidMessageError("transaction", problem)
-            if end.halves is not None and end.halves.producer_group != self.producer_group:
-                group = end.halves.producer_group
-                raise ProducerGroupMismatchError(transaction_id, group, self.producer_group)
-            return self._logs.keyed.join(KeyedTry("", half))
+                raise InvalidMessageError("transaction", problem) from error
 
     def write_options(self, transaction_id: str, topic: str, immunity_s: float) -> dict[str, str]:
         """Return the options by which Spark writes the halves of a transaction."""
@@ -300,8 +300,7 @@ class ProducerCommits:
         try:
             return self._logs.keyed.join(tried)
         finally:
-            if tried.files:
-                discard_files(self.store.tables.half_log().table, tried.files)
+            discard_files(self.store.tables.half_log().table, tried.files)
 
     # --- ends and recalls -----------------------------------------------------------------------
 
@@ -522,7 +521,6 @@ class LogCommits:
             self._commit_recalls, "txmq-recall"
         )
         self.keyed = KeyedHalves(store, producer_group, watch, codec)
-        self.batches = BatchSender(store, producer_group, clock, watch)
 
     def _committer(
         self, commit: Callable[[list[Item]], Sequence[Answer]], name: str

@@ -6,7 +6,6 @@ an executor, or this process. Rows without a body get one, of their other column
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,12 +19,13 @@ from txmq.ground.columns import Flags, Integers, flags, integers
 from txmq.message.body_schema import BodySchema
 from txmq.message.message import (
     CHECK_IMMUNITY_TIME_IN_SECONDS,
+    CONTROL,
     MAX_FIELD_BYTES,
     RESERVED_PROPERTIES,
     WHOLE_SECONDS,
 )
 from txmq.message.packed_body import packer, python_column
-from txmq.producer.routing import SendLimits
+from txmq.producer.routing import SendLimits, queue_of_key
 from txmq.store.schemas import MICROSECONDS_UTC, PROPERTIES
 
 TEXTS = ("tags", "keys", "sharding_key")
@@ -34,14 +34,11 @@ MESSAGE_COLUMNS = ("body", *TEXTS, "properties", "delay_s", "deliver_timestamp")
 PLACE = "place"
 ROWS_OF_PARTITION = 1 << 33
 # The columns of a half that each row has for itself.
-ROW_COLUMNS = (
-    "sequence", "real_queue_id", *TEXTS, "body", "properties", "delay_s", "deliver_timestamp"
-)  # fmt: skip
+ROW_COLUMNS = ("sequence", "real_queue_id", *MESSAGE_COLUMNS)
 WRONG_BODY = "body without the schema of its topic"
 UNPACKED = "a value that the body cannot hold, such as NaN"
 # Python has no earlier time; in a zone east of UTC such a row may look like year 1.
 _YEAR_1_US = -62_135_596_800_000_000
-_CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
 _NEVER = 1 << 62
 
 # Of each problem: how many rows have it, and the place of the first of them.
@@ -175,7 +172,7 @@ class _Texts(NamedTuple):
     @property
     def has_control_characters(self) -> Flags:
         """Whether RocketMQ could not decode it (R21)."""
-        return _true(pc.match_substring_regex(self.values, _CONTROL_CHARACTERS))
+        return _true(pc.match_substring_regex(self.values, CONTROL.pattern))
 
 
 class _Properties(NamedTuple):
@@ -377,7 +374,7 @@ def _queues(keys: pa.StringArray, sequence: Integers, queue_count: int) -> pa.In
     if keys.null_count == len(keys):
         return pa.array(by_place, pa.int32())
     encoded = keys.dictionary_encode()
-    by_key = [zlib.crc32(key.encode()) % queue_count for key in encoded.dictionary.to_pylist()]
+    by_key = [queue_of_key(key, queue_count) for key in encoded.dictionary.to_pylist()]
     place = integers(encoded.indices, -1)
     # The last one stands for rows without a key.
     chosen = np.array([*by_key, 0])[place]

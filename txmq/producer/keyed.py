@@ -27,6 +27,7 @@ from txmq.errors import (
     FilesSweptError,
     IncompleteTransactionError,
     InvalidMessageError,
+    ProducerGroupMismatchError,
     StorageError,
     TransactionForgottenError,
     TxmqError,
@@ -150,13 +151,15 @@ class KeyedHalves:
         without messages, which joins whatever is there.
 
         Raises: AlreadyResolvedError, IncompleteTransactionError, TransactionForgottenError,
-            DifferentMessagesError, StorageError; TopicChangedError for messages that must not be
-            committed: a topic became typed before their try had looked.
+            ProducerGroupMismatchError, DifferentMessagesError, StorageError; TopicChangedError for
+            messages that must not be committed: a topic became typed before their try had looked.
         """
         transaction_id, logs = tried.transaction_id, self._store.tables.logs()
         end = EndReader(logs).end_of(transaction_id)
         if not end.is_kept:
             raise TransactionForgottenError(transaction_id)
+        if end.halves is not None and end.halves.producer_group != self._group:
+            raise ProducerGroupMismatchError(transaction_id, end.halves.producer_group, self._group)
         if end.halves is not None and end.halves.problem:
             count = end.halves.message_count
             raise IncompleteTransactionError(transaction_id, count, end.halves.found)

@@ -258,6 +258,8 @@ def discard_files(half: Table, files: Sequence[NewFile]) -> None:
     The earlier one may be a commit of this try whose answer was lost: what is live stays. What
     cannot be looked up or deleted is removed by maintenance.
     """
+    if not files:
+        return
     with suppress(OSError, StorageError):
         live = {file.path for file in half.refresh().files.all()}
         delete_files(half.folder, {file.path for file in files} - live)

@@ -369,8 +369,7 @@ class MessageRouter:
         key = routed.message.sharding_key
         if key is None:
             return next(turns) % count
-        # Spark's crc32 gives the same number for the same bytes.
-        return zlib.crc32(key.encode()) % count
+        return queue_of_key(key, count)
 
     def queue_count(self, topic: str) -> int:
         """Return how many queues a topic has, or would have."""
@@ -403,6 +402,11 @@ class MessageRouter:
         if spelling not in (None, topic):
             rule = f"the topic {spelling} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
+
+
+def queue_of_key(sharding_key: str, queue_count: int) -> int:
+    """Return the queue of all messages with a sharding key, whoever sends them."""
+    return zlib.crc32(sharding_key.encode()) % queue_count
 
 
 def send_result(sends: Sequence[PlannedSend]) -> SendResult:

@@ -409,36 +409,30 @@ class Transaction(MarkedTransaction):
     def _preparing(self) -> Steps[None]:
         """Append the halves, and change the phase before the caller hears of it."""
         try:
-            if self._topic_of_spark is not None:
-                self._join(self._commits.join_written(self.id, self._topic_of_spark))
-            elif self._attempt is not None:
-                self._join(
-                    (
-                        yield from self._commits.prepare_keyed(
-                            self._attempt, self._planned(), self._dataframes
-                        )
-                    )
-                )
-            elif self._dataframes:
-                frames = self._dataframes
-                yield from self._commits.prepare_dataframes(self._planned(), frames)
-            else:
-                yield from self._commits.prepare(self._planned())
+            state = yield from self._halves_made()
         except BaseException:
             self._phase = _Phase.COLLECTING
             self._renewing.discard(self.id, self)
             raise
+        if state is TransactionState.COMMITTED:
+            self._final_state = state
         self._phase, self._prepared_s = _Phase.PREPARED, time.monotonic()
         if self._final_state is not None:
             self._renewing.discard(self.id, self)
 
-    def _planned(self) -> PlannedSend:
-        return PlannedSend(self.id, self._messages, immunity_s=self._immunity_s)
-
-    def _join(self, state: TransactionState) -> None:
-        """Note the state of a transaction that others may have begun, and may have ended."""
-        if state is TransactionState.COMMITTED:
-            self._final_state = state
+    def _halves_made(self) -> Steps[TransactionState]:
+        """Append the halves, or join those of others. Return PENDING, or COMMITTED by others."""
+        planned = PlannedSend(self.id, self._messages, immunity_s=self._immunity_s)
+        if self._topic_of_spark is not None:
+            return self._commits.join_written(self.id, self._topic_of_spark)
+        if self._attempt is not None:
+            frames = self._dataframes
+            return (yield from self._commits.prepare_keyed(self._attempt, planned, frames))
+        if self._dataframes:
+            yield from self._commits.prepare_dataframes(planned, self._dataframes)
+        else:
+            yield from self._commits.prepare(planned)
+        return TransactionState.PENDING
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -476,22 +470,23 @@ class Transaction(MarkedTransaction):
             AlreadyResolvedError: the transaction has another end already.
             TransactionForgottenError, StorageError: as `end`.
         """
-        if self._phase in _UNPREPARED and not self._has_halves_of_spark():
-            self._phase = _Phase.DROPPED
-            self._renewing.discard(self.id, self)
-            return
-        self.end(ClaimKind.ROLLBACK)
+        if not self._is_dropped():
+            self.end(ClaimKind.ROLLBACK)
 
-    def _has_halves_of_spark(self) -> bool:
-        """Tell whether Spark has written halves that nobody has prepared; they count as such.
+    def _is_dropped(self) -> bool:
+        """Drop what nobody has prepared; tell whether that is all of the rollback.
 
-        Those with a key may be another try's, whose local transaction may have run.
+        Halves that Spark has written are there. Those with a key may be another try's, whose local
+        transaction may have run.
         """
-        if self._topic_of_spark is None or self._attempt is not None:
+        if self._phase not in _UNPREPARED:
             return False
-        if self._commits.state_of(self.id) is None:
+        is_own = self._topic_of_spark is not None and self._attempt is None
+        if is_own and self._commits.state_of(self.id) is not None:
+            self._phase = _Phase.PREPARED
             return False
-        self._phase = _Phase.PREPARED
+        self._phase = _Phase.DROPPED
+        self._renewing.discard(self.id, self)
         return True
 
     def end(self, kind: ClaimKind) -> None:
@@ -563,10 +558,7 @@ class Transaction(MarkedTransaction):
 
     def rollback_async(self) -> Future[None]:
         """Roll back as `rollback` does, without waiting. Raises: ClosedError."""
-        if self._phase in _UNPREPARED and not self._has_halves_of_spark():
-            self.rollback()
-            return done()
-        return self.end_async(ClaimKind.ROLLBACK)
+        return done() if self._is_dropped() else self.end_async(ClaimKind.ROLLBACK)
 
     def end_async(self, kind: ClaimKind) -> Future[None]:
         """Claim an end as `end` does, without waiting.

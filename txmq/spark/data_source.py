@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -190,7 +191,10 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     faults = _unknown(given, OPTIONS)
     if "tags" in given and "filter" in given:
         faults.append("options tags and filter are both given; pass one")
-    readers = {"max": _max_messages, "start": _start, "end": _end, "fails": _fails_on_loss}
+    fails = partial(_flag, name="failOnDataLoss", default="true")
+    readers: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
+        "max": _max_messages, "start": _start, "end": _end, "fails": fails
+    }  # fmt: skip
     values: dict[str, Any] = {}
     for name, read in readers.items():
         try:
@@ -227,9 +231,11 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
     if immunity_s is None:
         problem = f"must be seconds, not {shown(given['checkimmunitytime'])}"
         faults.append(f"option checkImmunityTime {problem}")
-    may_differ = given.get("rowsmaydiffer", "false").lower()
-    if may_differ not in {"true", "false"}:
-        faults.append(f"option rowsMayDiffer must be true or false, not {shown(may_differ)}")
+    may_differ = False
+    try:
+        may_differ = _flag(given, "rowsMayDiffer", default="false")
+    except ConfigError as error:
+        faults += error.faults
     if faults:
         raise ConfigError(faults)
     space, transaction = given.get("namespace"), given.get("transaction")
@@ -238,7 +244,7 @@ def write_options(options: Mapping[str, str], *, overwrite: bool) -> WriteOption
         None if space is None else check_namespace(space),
         None if transaction is None else check_transaction_id(transaction), immunity_s or 0.0,
         {field: given[name] for name, field in _FIELDS.items() if name in given},
-        may_differ == "true",
+        may_differ,
     )  # fmt: skip
 
 
@@ -294,10 +300,10 @@ def _max_messages(given: Mapping[str, str]) -> int:
     )
 
 
-def _fails_on_loss(given: Mapping[str, str]) -> bool:
-    text = given.get("failondataloss", "true").lower()
+def _flag(given: Mapping[str, str], name: str, *, default: str) -> bool:
+    text = given.get(name.lower(), default).lower()
     if text not in {"true", "false"}:
-        raise ConfigError([f"option failOnDataLoss must be true or false, not {shown(text)}"])
+        raise ConfigError([f"option {name} must be true or false, not {shown(text)}"])
     return text == "true"
 
 

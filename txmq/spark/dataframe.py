@@ -98,7 +98,9 @@ class DataFrameSend:
         if self.body_schema is not None:
             # A missing package raises its own error here, and not one of a Spark worker.
             self.body_schema.problem(b"")
-        halves = FrameHalves.of(half, self.topic, origin, limits, self.body_schema, first_sequence)
+        halves = FrameHalves(
+            TablePlace.of(half), self.topic, origin, limits, self.body_schema, first_sequence
+        )
         with ExitStack() as settings:
             try:
                 self._prepare_executors(half, limits, settings)
@@ -192,11 +194,6 @@ class FrameHalves:
     limits: SendLimits
     body_schema: BodySchema | None
     first_sequence: int
-
-    @classmethod
-    def of(cls, half: Table, *values: Any) -> FrameHalves:
-        """Return what the tasks need for a half log and the values of the others."""
-        return cls(TablePlace.of(half), *values)
 
     def outcome(self, batches: Iterable[pa.RecordBatch]) -> str:
         """Write the halves of some rows; return what `files_of` reads.

@@ -42,7 +42,7 @@ from txmq.producer.pipeline import waited
 from txmq.producer.query_batches import QueryBatch
 from txmq.producer.routing import MessageRouter, PlannedSend, WrittenRows, check_immunity_s
 from txmq.spark.dataframe import FrameHalves, check_columns
-from txmq.spark.executors import files_of
+from txmq.spark.executors import TablePlace, files_of
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 # As Spark names it, for the tasks of a micro-batch.
 _QUERY_ID = "sql.streaming.queryId"
-# After the head.
-FIRST_SEQUENCE = 1
 # What an error says of an earlier write.
 _WRITTEN_ONCE = "of write_options()"
 # Spark 4.0 has none for batches of Arrow.
@@ -136,20 +134,24 @@ class _Rows:
         columns = with_fields(dtypes, options.columns)
         is_ordinary = options.transaction is None
         with options.commits() as (commits, router):
-            name, config = "checkImmunityTime", commits.store.config
-            check_immunity_s("option", name, options.immunity_s, config)
+            config = commits.store.config
+            check_immunity_s("option", "checkImmunityTime", options.immunity_s, config)
             topic = router.accept_rows(
                 options.topic, [name for name, _ in columns], is_transactional=not is_ordinary
             )
             send = self._send(options.transaction or new_transaction_id(commits.now_ms()))
-            half, body_schema = commits.store.tables.half_log().table, router.body_schema(topic)
+            body_schema = router.body_schema(topic)
             check_columns(columns, body_schema)
             if body_schema is not None:
                 # A missing package raises its own error here, and not one of a task.
                 body_schema.problem(b"")
-            self._halves = FrameHalves.of(
-                half, topic, commits.half_of(send, ordinary=is_ordinary).origin,
-                router.send_limits(topic), body_schema, FIRST_SEQUENCE,
+            head, half = (
+                commits.half_of(send, ordinary=is_ordinary),
+                commits.store.tables.half_log(),
+            )
+            self._halves = FrameHalves(
+                TablePlace.of(half.table), topic, head.origin,
+                router.send_limits(topic), body_schema, head.rows,
             )  # fmt: skip
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskOutcome:

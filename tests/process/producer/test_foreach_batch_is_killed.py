@@ -9,10 +9,7 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +18,8 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.kit.books import SETTINGS
+from tests.kit.jobs import exit_code_of
 from tests.kit.reading import are_gap_free, log_rows, publish, rows_of, topic_rows, wait_until
-from tests.kit.steps import REPOSITORY
 from tests.kit.truth import run_until_all_is_done
 from tests.process.producer.foreach_batch_process import GROUP, TOPIC
 from txmq.check.recheck import RecheckJob
@@ -31,11 +28,11 @@ from txmq.listeners.delta import DeltaListener
 from txmq.ops.broker import Broker
 from txmq.store.config import Config
 from txmq.store.store import Store
-from txmq.testing import FAIL_POINTS_VARIABLE
 from txmq.verify import verify
 
 KILLS = int(os.environ.get("FOREACH_BATCH_KILLS", "2"))
 SEED = int(os.environ.get("FOREACH_BATCH_SEED", "1"))
+MODULE = "tests.process.producer.foreach_batch_process"
 LIMIT_S = 240
 pytestmark = [
     pytest.mark.needs_spark,
@@ -80,17 +77,8 @@ class Business:
 
     def run_job(self, *arguments: str, faults: str = "") -> int:
         """A process with Java of its own; its exit code, when nothing of either is left."""
-        command = [sys.executable, "-m", "tests.process.producer.foreach_batch_process"]
-        environment = {**os.environ, FAIL_POINTS_VARIABLE: faults, "PYTHONPATH": str(REPOSITORY)}
-        process = subprocess.Popen(
-            [*command, self.store.location, str(self.folder), *arguments],
-            env=environment, start_new_session=True,
-        )  # fmt: skip
-        try:
-            return process.wait(LIMIT_S)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        places = self.store.location, str(self.folder)
+        return exit_code_of(MODULE, *places, *arguments, limit_s=LIMIT_S, faults=faults)
 
     def run_job_until_it_dies(self, number: int, drawn: random.Random) -> None:
         """At the steps of its transaction in turn, and then as often anywhere."""

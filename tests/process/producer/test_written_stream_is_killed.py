@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.kit.jobs import exit_code_of
 from tests.kit.reading import are_gap_free, log_rows, publish, topic_rows
-from tests.kit.steps import REPOSITORY
 from tests.process.producer.written_stream_process import TOPIC
 from txmq.ground.fail_points import FailPoint
 from txmq.store.store import Store
-from txmq.testing import FAIL_POINTS_VARIABLE
 from txmq.verify import verify
 
+MODULE = "tests.process.producer.written_stream_process"
 LIMIT_S = 240
 POINTS = (
     FailPoint.FILES_WRITTEN, FailPoint.FRAMES_WRITTEN, FailPoint.FRAMES_COMMITTED,
@@ -58,17 +54,8 @@ class Business:
 
     def run(self, *arguments: str, faults: str = "") -> int:
         """A process with Java of its own; its exit code, when nothing of either is left."""
-        command = [sys.executable, "-m", "tests.process.producer.written_stream_process"]
-        environment = {**os.environ, FAIL_POINTS_VARIABLE: faults, "PYTHONPATH": str(REPOSITORY)}
-        process = subprocess.Popen(
-            [*command, self.store.location, str(self.folder), *arguments],
-            env=environment, start_new_session=True,
-        )  # fmt: skip
-        try:
-            return process.wait(LIMIT_S)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        places = self.store.location, str(self.folder)
+        return exit_code_of(MODULE, *places, *arguments, limit_s=LIMIT_S, faults=faults)
 
 
 def test_each_micro_batch_is_sent_once_wherever_its_job_dies(tmp_path: Path) -> None:
