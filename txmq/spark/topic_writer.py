@@ -145,14 +145,11 @@ class _Rows:
             if body_schema is not None:
                 # A missing package raises its own error here, and not one of a task.
                 body_schema.problem(b"")
-            head, half = (
-                commits.half_of(send, ordinary=is_ordinary),
-                commits.store.tables.half_log(),
-            )
+            head = commits.half_of(send, ordinary=is_ordinary)
+            half = TablePlace.of(commits.store.tables.half_log().table)
             self._halves = FrameHalves(
-                TablePlace.of(half.table), topic, head.origin,
-                router.send_limits(topic), body_schema, head.rows,
-            )  # fmt: skip
+                half, topic, head.origin, router.send_limits(topic), body_schema, head.rows
+            )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskOutcome:
         """Write the halves of a partition, on an executor."""
