@@ -99,8 +99,8 @@ def added(batch: DataFrame) -> DataFrame:
 
 def tell(batch: DataFrame, transaction: Transaction) -> None:
     """Send a message for each customer whose total changes."""
-    columns = F.to_json(F.struct("customer", F.col("total").alias("added")))
-    messages = added(batch).select(F.col("customer").alias("keys"), columns.alias("body"))
+    messages = added(batch).select("customer", F.col("total").alias("added"))
+    messages = messages.withColumn("keys", F.col("customer"))
     transaction.send_dataframe(messages, topic="total-changed")
 
 

@@ -304,7 +304,8 @@ class Transaction(MarkedTransaction):
         Args:
             dataframe: column body (binary or string); optional columns tags, keys, sharding_key
                 (string), properties (map of string to string), delay_s (int or bigint) and
-                deliver_timestamp (timestamp); no others.
+                deliver_timestamp (timestamp); no others. Without body all others are packed into
+                one: by the schema of the topic, else as a JSON object.
             topic: the topic of all rows.
 
         Raises:
