@@ -82,10 +82,11 @@ class Cluster:
             state: dict[str, Any] = json.load(page)
         return state
 
-    def kill_worker(self, number: int) -> None:
-        """SIGKILL to a worker and to its executors."""
-        os.killpg(self.workers[number].pid, signal.SIGKILL)
-        self.workers[number].wait()
+    def kill_worker(self) -> None:
+        """SIGKILL to the worker that has run longest, and to its executors."""
+        oldest = next(worker for worker in self.workers if worker.poll() is None)
+        os.killpg(oldest.pid, signal.SIGKILL)
+        oldest.wait()
 
     def submit(
         self, program: Path, *arguments: str, options: Sequence[str] = ()

@@ -89,7 +89,7 @@ def test_messages_come_once_though_workers_and_drivers_are_killed(
     sender = cluster.submit(PROGRAM, "send", store.location, str(MESSAGES))
     await_that(lambda: len(cluster.state()["activeapps"]) == 2, cluster)
 
-    cluster.kill_worker(0)
+    cluster.kill_worker()
     cluster.start_worker()
     cluster.said(sender, LIMIT_S)
     os.killpg(broker.pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_stream_by_its_format_carries_each_message_once_though_a_worker_is_kille
 
     forward = cluster.submit(PROGRAM, "forward", store.location, str(MESSAGES))
     await_that(lambda: visible(store, COPY) > 0, cluster)
-    cluster.kill_worker(0)
+    cluster.kill_worker()
     cluster.start_worker()
     cluster.said(forward, LIMIT_S)
     await_that(lambda: visible(store, COPY) == MESSAGES, cluster)
