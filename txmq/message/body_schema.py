@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
 from io import BytesIO
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, TypeGuard, cast
 
 import pyarrow as pa
 
@@ -115,7 +115,7 @@ class BodySchema:
     (RFC 3339).
 
     Avro: the binary form of exactly this schema, without header or fingerprint, and without bytes
-    after it.
+    after it. Fields at its end that may be null may be missing, as in bodies of an earlier schema.
 
     Make one by `parse`. It is frozen, and can be sent to another process.
 
@@ -169,6 +169,30 @@ class BodySchema:
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the JSON text, because the parsed types hold functions."""
         return BodySchema.parse, (self.to_json(),)
+
+    def differences(self, earlier: BodySchema) -> list[str]:
+        """Say what differs from an earlier schema beside new fields that may be null.
+
+        Without differences all bodies of the earlier one have this schema, and readers of its
+        columns see what they saw. Names and comments of the top level do not count.
+        """
+        if self.encoding is not earlier.encoding:
+            return [f"its encoding is {self.encoding.value}, and was {earlier.encoding.value}"]
+        before, after = _fields_of(earlier), _fields_of(self)
+        faults = [
+            f"{name} is {'not the same' if name in after else 'missing'}"
+            for name, value in before.items()
+            if value != after.get(name)
+        ]
+        faults += [
+            f"{new.name} is new, so it must be a union of null and a type, with no other default"
+            for new in self.record.fields
+            if new.name not in before
+            and not (isinstance(new.type, Nullable) and new.default is None)
+        ]
+        if not faults and [*after][: len(before)] != [*before]:
+            faults.append("new fields come behind the others, which stay in their order")
+        return faults
 
     @cached_property
     def columns(self) -> pa.Schema:
@@ -266,6 +290,10 @@ def _json_object(schema: object) -> Mapping[str, Any]:
     return value
 
 
+def _fields_of(schema: BodySchema) -> dict[str, Any]:
+    return {value["name"]: value for value in json.loads(schema.schema_json)["fields"]}
+
+
 def _text_of(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -314,7 +342,8 @@ _EXACT_JSON, _PLAIN_JSON = _decoder(Decimal), _decoder(float)
 def avro_decoder(record: RecordOf) -> Callable[[bytes], Any]:
     """Return a function that decodes the binary form of one record, without header.
 
-    The function raises BodyFaultError. Values of logical types stay numbers and bytes.
+    The function raises BodyFaultError. Values of logical types stay numbers and bytes. A body may
+    end before fields that may be null, if no others follow: it is of an earlier schema.
     Raises: EnvironmentProblemError if fastavro is not installed.
     """
     try:
@@ -322,12 +351,25 @@ def avro_decoder(record: RecordOf) -> Callable[[bytes], Any]:
     except ImportError as missing:
         what = "the bodies of this topic are Avro, and fastavro is not installed"
         raise EnvironmentProblemError(what, step_for_extra("avro")) from missing
-    schema = parse_schema(record.avro())
+    whole, needed = parse_schema(record.avro()), _needed_fields(record)
+    parts = [parse_schema(RecordOf((part,)).avro()) for part in record.fields]
+
+    def shorter(body: bytes, stream: BytesIO) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        for number, part in enumerate(parts):
+            if number >= needed and stream.tell() == len(body):
+                break
+            value |= cast("dict[str, Any]", schemaless_reader(stream, part, None))
+        return value
 
     def decode(body: bytes) -> Any:
         stream = BytesIO(body)
         try:
-            value = schemaless_reader(stream, schema, None)
+            try:
+                value = schemaless_reader(stream, whole, None)
+            except EOFError:
+                stream = BytesIO(body)
+                value = shorter(body, stream)
         except Exception:  # noqa: BLE001 - fastavro raises a dozen kinds of errors for other bytes
             raise BodyFaultError("is not Avro of this schema") from None
         if stream.tell() != len(body):
@@ -335,6 +377,12 @@ def avro_decoder(record: RecordOf) -> Callable[[bytes], Any]:
         return value
 
     return decode
+
+
+def _needed_fields(record: RecordOf) -> int:
+    """Return how many fields a body in Avro needs: all up to the last that may not be null."""
+    kinds = enumerate((part.type for part in record.fields), 1)
+    return max((place for place, kind in kinds if not isinstance(kind, Nullable)), default=1)
 
 
 # --- parsing of a schema --------------------------------------------------------------------------

@@ -84,7 +84,9 @@ class BodyWatch:
                     yield message.topic, problem
         for topic, checked_by in frames:
             schema = self._catalog.body_schema(topic)
-            if topic in self._catalog.retyped and schema is not None and schema != checked_by:
+            if topic not in self._catalog.retyped or schema is None:
+                continue
+            if checked_by is None or schema.differences(checked_by):
                 yield topic, "its DataFrame was not checked by it"
 
 

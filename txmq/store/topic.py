@@ -321,10 +321,11 @@ def typed_columns(body: BodySchema) -> pa.Schema:
 
 
 def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
-    """Make a topic without messages take these bodies: up to two commits.
+    """Make a topic take these bodies: up to two commits.
 
-    Earlier columns stay and are null. Each commit is computed anew, and refused where anybody was
-    faster: messages may come in between.
+    One that has messages takes those of a wider schema, see `BodySchema.differences`. Earlier
+    columns stay and are null. Each commit is computed anew, and refused where anybody was faster:
+    messages may come in between.
 
     Raises: as `check_body_schema`; CommitConflictError.
     """
@@ -348,21 +349,31 @@ def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
 def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool:
     """Tell whether a topic's table must change to take these bodies; None takes any bytes.
 
-    Raises: BodySchemaConflictError if the topic has messages; StorageError if an earlier column has
-        the same name and another type.
+    Raises: BodySchemaConflictError if the topic has messages of other bodies; StorageError if an
+        earlier column has the same name and another type.
     """
     return _must_change(table.refresh(), topic, body)
 
 
 def _must_change(table: Table, topic: str, body: BodySchema | None) -> bool:
     """Do as `check_body_schema`, by the pinned version."""
-    if body_schema_in(table) == body:
+    before = body_schema_in(table)
+    if before == body:
         return False
-    if table.files.all():
-        problem = "has messages, so its body schema cannot change; choose another topic"
-        raise BodySchemaConflictError(topic, problem)
+    if table.files.all() and (problem := _problem_of_change(before, body)):
+        raise BodySchemaConflictError(topic, f"{problem}; choose another topic")
     table.writer.check_columns([] if body is None else list(body.columns))
     return True
+
+
+def _problem_of_change(before: BodySchema | None, after: BodySchema | None) -> str | None:
+    if before is None or after is None:
+        return "has messages, so its body schema cannot change"
+    differences = after.differences(before)
+    if not differences:
+        return None
+    rule = "its body schema cannot change but for new fields that may be null"
+    return f"has messages, so {rule}: {', '.join(differences)}"
 
 
 def body_schema_in(table: Table) -> BodySchema | None:

@@ -484,3 +484,38 @@ def test_schema_without_end_is_refused(schema: Any) -> None:
 def test_what_is_no_schema_at_all_is_refused_by_the_same_error(given: Any) -> None:
     with pytest.raises(BodySchemaError):
         BodySchema.parse(given)
+
+
+# --- a schema that gets wider -------------------------------------------------------------------
+
+ORDER_FIELD, NOTE_FIELD = field("order", "long"), field("note", ["null", "string"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "difference"),
+    [
+        ([ORDER_FIELD], "note is missing"),
+        ([field("order", "int"), NOTE_FIELD], "order is not the same"),
+        ([field("order", ["null", "long"]), NOTE_FIELD], "order is not the same"),
+        ([NOTE_FIELD, ORDER_FIELD], "new fields come behind the others"),
+        ([ORDER_FIELD, field("new", ["null", "int"]), NOTE_FIELD], "new fields come behind"),
+        ([ORDER_FIELD, NOTE_FIELD, field("new", "int")], "new is new, so it must be a union"),
+        ([ORDER_FIELD, NOTE_FIELD, field("new", "int", default=1)], "new is new, so it must be"),
+        ([ORDER_FIELD, NOTE_FIELD, field("new", ["int", "null"], default=1)], "no other default"),
+        ([ORDER_FIELD, field("text", ["null", "string"])], "note is missing"),
+    ],
+)
+def test_what_is_not_a_wider_schema_is_told_by_its_field(fields: Any, difference: str) -> None:
+    for schema in (json_schema, avro_schema):
+        before, after = schema(ORDER_FIELD, NOTE_FIELD), schema(*fields)
+        assert difference in ", ".join(after.differences(before))
+
+
+def test_wider_schema_has_no_differences() -> None:
+    more = [field("new", ["null", "int"], default=None), field("more", [COLOUR, "null"])]
+    before, after = (json_schema(ORDER_FIELD, *added) for added in ([], more))
+    renamed = BodySchema.parse({"encoding": "json", "schema": record(ORDER_FIELD, name="Other")})
+
+    assert after.differences(before) == after.differences(after) == []
+    assert renamed.differences(before) == before.differences(renamed) == []
+    assert avro_schema(ORDER_FIELD).differences(before) == ["its encoding is avro, and was json"]

@@ -185,3 +185,33 @@ def test_avro_keeps_every_float(number: float) -> None:
     (row,) = read(schema, avro_body(schema, x=number))
 
     assert row["x"] == number or (math.isnan(number) and math.isnan(row["x"]))
+
+
+@given(typed(), st.lists(SINGLES.map(nullable), min_size=1, max_size=3))
+def test_bodies_of_an_earlier_schema_are_bodies_of_a_wider_one(case: Any, more: Any) -> None:
+    fields, values, as_json, shown = case
+    new = {f"y_{number}": kind[0] for number, kind in enumerate(more)}
+    wider = [*fields, *(field(name, kind) for name, kind in new.items())]
+    nulls = dict.fromkeys(new)
+
+    for schema, text in ((json_schema, json.dumps(as_json).encode()), (avro_schema, None)):
+        earlier, later = schema(*fields), schema(*wider)
+        body = avro_body(earlier, **values) if text is None else text
+        assert later.differences(earlier) == []
+        assert read(later, body) == [{**shown, **nulls}]
+        assert earlier.differences(later) == [f"{name} is missing" for name in new]
+
+
+@given(st.data(), typed())
+def test_body_of_avro_that_ends_early_shows_nothing_that_was_not_sent(data: Any, case: Any) -> None:
+    fields, values, _, shown = case
+    schema = avro_schema(*fields)
+    body = avro_body(schema, **values)
+    part = body[: data.draw(st.integers(0, len(body)))]
+
+    (row,) = schema.decoded(pa.array([part])).to_pylist()
+
+    if schema.problem(part) is None:
+        gone = [name for name in shown if row[name] != shown[name]]
+        assert [*shown][len(shown) - len(gone) :] == gone
+        assert all(row[name] is None for name in gone)

@@ -20,6 +20,7 @@ from tests.kit.builders import GROUP, halves, op_row, table_versions, transactio
 from tests.kit.reading import are_gap_free, publish, rows_of, topic_rows
 from tests.oracle.checker import verify_by_spark
 from txmq.errors import BodySchemaConflictError, BodySchemaError, InvalidBodyError, StorageError
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.retention import Retention
 from txmq.message.body_schema import BodySchema
@@ -34,7 +35,7 @@ from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.schemas import SCHEDULE, TOPIC
 from txmq.store.store import Store
-from txmq.store.topic import BODY_SCHEMA_PROPERTY, body_schema_in
+from txmq.store.topic import BODY_SCHEMA_PROPERTY, body_schema_in, set_body_schema
 from txmq.store.topic_settings import TopicKind, TopicSettings
 from txmq.testing import ManualClock
 from txmq.verify import verify
@@ -411,6 +412,120 @@ def test_property_that_another_program_broke_parks_the_topic(
     assert (result.published, result.parked) == (1, 1)
     with pytest.raises(BodySchemaError):
         kept_schema(typed)
+
+
+# --- schemas that get wider -------------------------------------------------------------------
+
+WIDER = record(*ORDER["fields"], field("gift", ["null", "string"]), name="Order")
+
+
+def widened(store: Store, encoding: str = "json") -> None:
+    Topics(store).alter(ORDERS, body={"encoding": encoding, "schema": WIDER})
+
+
+def gifts(store: Store) -> list[tuple[int, str | None]]:
+    return [(row["order_number"], row.get("gift")) for row in topic_rows(store, ORDERS)]
+
+
+def test_topic_with_messages_gets_a_field_that_may_be_null(
+    typed: Store, producer: TransactionProducer
+) -> None:
+    publisher = Publisher(typed)
+    commit(producer, Message(ORDERS, body(0)))
+    publisher.run_once()
+    waits = producer.begin_transaction()
+    waits.send(Message(ORDERS, body(1)))
+    waits.prepare()
+
+    widened(typed)
+
+    # A producer that knows the earlier schema alone sends on, and learns the new one.
+    commit(producer, Message(ORDERS, body(2)))
+    waits.commit()
+    commit(producer, Message(ORDERS, body(3, gift="a rose")))
+    publisher.run_once()
+    assert sorted(gifts(typed)) == [(0, None), (1, None), (2, None), (3, "a rose")]
+    assert all(result.violation_count == 0 for result in verify(typed.location).results)
+
+
+def test_bodies_of_avro_before_and_after_a_new_field_are_columns(store: Store) -> None:
+    Topics(store).create(ORDERS, body=AVRO.to_dict())
+    producer = TransactionProducer(store, producer_group=GROUP)
+    after = BodySchema.parse({"encoding": "avro", "schema": WIDER})
+    values = {**columns_of(7), "labels": {"colour": "red"}}
+    publisher = Publisher(store)
+
+    widened(store, "avro")
+    commit(producer, Message(ORDERS, avro_body(AVRO, **values)))
+    commit(producer, Message(ORDERS, avro_body(after, **values, gift="a rose")))
+    publisher.run_once()
+
+    assert gifts(store) == [(7, None), (7, "a rose")]
+
+
+@pytest.mark.parametrize("point", [FailPoint.PAYLOAD_WRITTEN, FailPoint.TOPIC_COMMITTED])
+def test_publisher_that_a_new_field_overtakes_shows_it(
+    typed: Store, producer: TransactionProducer, point: FailPoint
+) -> None:
+    publisher = Publisher(typed)
+    commit(producer, Message(ORDERS, body(0)))
+    publisher.run_once()
+    commit(producer, Message(ORDERS, body(1)))
+    steps: list[FailPoint] = []
+
+    def widen_and_send(step: FailPoint) -> None:
+        if step is point and not steps:
+            steps.append(step)
+            widened(typed)
+            commit(producer, Message(ORDERS, body(2, gift="a rose")))
+
+    disarm = arm(widen_and_send)
+    try:
+        publisher.run_once()
+    finally:
+        disarm()
+    publisher.run_once()
+
+    assert steps == [point]
+    assert sorted(gifts(typed)) == [(0, None), (1, None), (2, "a rose")]
+
+
+def test_topic_with_old_and_new_fields_is_compacted_and_rebuilt(
+    typed: Store, producer: TransactionProducer
+) -> None:
+    publisher = Publisher(typed)
+    for number in range(4):
+        if number == 2:
+            widened(typed)
+        commit(producer, Message(ORDERS, body(number, **({"gift": "g"} if number > 1 else {}))))
+        publisher.run_once()
+    table = typed.tables.table_at(f"topics/{ORDERS}")
+
+    compact(table, 1 << 20)
+    DeltaTable(typed.topic_location(ORDERS)).delete("order_number = 3")
+    Topics(typed).rebuild(ORDERS, apply=True)
+
+    assert sorted(gifts(typed)) == [(0, None), (1, None), (2, "g"), (3, "g")]
+    assert all(result.violation_count == 0 for result in verify(typed.location).results)
+
+
+def test_operator_who_was_killed_before_the_settings_widens_again(
+    typed: Store, producer: TransactionProducer
+) -> None:
+    commit(producer, Message(ORDERS, body(0)))
+    publish(typed)
+    wider = BodySchema.parse({"encoding": "json", "schema": WIDER})
+    set_body_schema(typed.tables.table_at(f"topics/{ORDERS}"), ORDERS, wider)
+
+    commit(producer, Message(ORDERS, body(1)))
+    publish(typed)
+    with pytest.raises(BodySchemaConflictError, match="gift is missing"):
+        Topics(typed).alter(ORDERS, body={**JSON.to_dict(), "schema": {**ORDER, "name": "Other"}})
+    widened(typed)
+    commit(producer, Message(ORDERS, body(2, gift="a rose")))
+    publish(typed)
+
+    assert sorted(gifts(typed)) == [(0, None), (1, None), (2, "a rose")]
 
 
 # --- services over typed topics ---------------------------------------------------------------

@@ -211,9 +211,7 @@ class Topics:
         topic = _own_topic(topic)
         count = self._store.config.default_topic_queue_nums if queue_nums is None else queue_nums
         if schema is not None:
-            if body is not None:
-                raise ConfigError(["body and schema are both given; pass one"])
-            body = schema_of_columns(schema, MESSAGE_COLUMNS)
+            body = _body_of(schema, is_alone=body is None)
         settings = TopicSettings(kind, count, reserved_time_h, body)
 
         def created(registered: RegisteredTopics) -> RegisteredTopics:
@@ -238,6 +236,7 @@ class Topics:
         queue_nums: int | None = None,
         reserved_time_h: float | Keep | None = KEEP,
         body: Mapping[str, Any] | Keep | None = KEEP,
+        schema: StructType | None = None,
         is_read_only: bool | None = None,
         force: bool = False,
     ) -> TopicSettings:
@@ -250,8 +249,9 @@ class Topics:
                 messages of one sharding key may be in two queues.
             reserved_time_h: None keeps messages for ever. With a shorter time the next round of
                 maintenance may remove messages.
-            body: the schema of its bodies; None takes any bytes. It can only be changed while the
-                topic has no messages.
+            body: the schema of its bodies; None takes any bytes. While the topic has messages it
+                can only get new fields, behind the others, that may be null.
+            schema: that of a DataFrame, as in `create`. Not beside `body`.
             is_read_only: refuse new messages, or take them again; None leaves it unchanged.
                 Consumers read on, and what was prepared or delayed before is still published.
             force: allow fewer queues, which leaves messages in queues that get no new ones.
@@ -270,7 +270,8 @@ class Topics:
             CommitConflictError, StorageError: a table cannot be read or written.
         """
         topic = _own_topic(topic)
-
+        if schema is not None:
+            body = _body_of(schema, is_alone=isinstance(body, Keep))
         settings_before: list[TopicSettings] = []
 
         def altered(registered: RegisteredTopics) -> RegisteredTopics:
@@ -284,14 +285,15 @@ class Topics:
             )
             _check_queues(before, after, force=force)
             if not isinstance(body, Keep):
-                self._check_body_schema(topic, after)
+                self._take_bodies(topic, before, after)
             settings_before.append(before)
             return registered.with_settings(topic, after)
 
         registered = self._swap(altered)
         if not isinstance(body, Keep):
-            if body is not None:
-                self._confirm_unused(topic, settings_before[-1])
+            before = settings_before[-1]
+            if body is not None and not _takes_all_of(registered.settings[topic], before):
+                self._confirm_unused(topic, before)
             self._store.tables.create_topic(topic)
         return registered.settings[topic]
 
@@ -400,6 +402,18 @@ class Topics:
         if settings.body is not None:
             check_unused(self._store, topic)
 
+    def _take_bodies(self, topic: str, before: TopicSettings, after: TopicSettings) -> None:
+        """Add new fields of bodies to the table, or raise where other bodies cannot be taken.
+
+        Producers may send new fields only when the publisher, which goes by the table, knows them.
+        """
+        if not _takes_all_of(after, before):
+            self._check_body_schema(topic, after)
+            return
+        table = self._store.tables.table_at(f"topics/{topic}")
+        if table.exists():
+            set_body_schema(table, topic, after.body_schema)
+
     def _confirm_unused(self, topic: str, before: TopicSettings | None) -> None:
         """Take a new body schema back if a transaction named the topic before producers saw it.
 
@@ -472,6 +486,19 @@ def _own_topic(topic: object) -> str:
 
 def _not_found(topic: str) -> TopicNotFoundError:
     return TopicNotFoundError(topic, "is not there; see txmq topics list")
+
+
+def _body_of(schema: StructType, *, is_alone: bool) -> dict[str, Any]:
+    """Return the body schema of a DataFrame's. Raises: ConfigError, BodySchemaError."""
+    if not is_alone:
+        raise ConfigError(["body and schema are both given; pass one"])
+    return schema_of_columns(schema, MESSAGE_COLUMNS)
+
+
+def _takes_all_of(after: TopicSettings, before: TopicSettings) -> bool:
+    """Tell whether each body that a typed topic took before has its schema now."""
+    earlier, schema = before.body_schema, after.body_schema
+    return earlier is not None and schema is not None and not schema.differences(earlier)
 
 
 def _check_queues(before: TopicSettings, after: TopicSettings, *, force: bool) -> None:
