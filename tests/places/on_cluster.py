@@ -40,7 +40,9 @@ def forward(spark: SparkSession, store: Store, rows: int) -> dict[str, object]:
     stream = stream.option("maxMessagesPerTrigger", max(1, rows // 10))
     query = (
         stream.load(store.location)
-        .selectExpr("body", "CAST(queue_offset AS STRING) AS keys", "STRING(queue_id) AS tags")
+        .selectExpr(
+            "body", "CAST(queue_offset AS STRING) AS keys", "STRING(queue_id) AS sharding_key"
+        )
         .writeStream.format("txmq")
         .options(topic=COPY, path=store.location)
         .option("checkpointLocation", f"{store.location}-checkpoint")

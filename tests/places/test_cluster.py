@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
@@ -118,9 +120,15 @@ def test_stream_by_its_format_carries_each_message_once_though_a_worker_is_kille
     terminate(broker)
 
     assert not any(result.violation_count for result in verify(store.location).results)
-    table = DeltaTable(f"{store.location}/topics/{COPY}")
-    copies = table.to_pyarrow_table(columns=["tags", "keys"])
-    assert copies.group_by(["tags", "keys"]).aggregate([]).num_rows == MESSAGES
+    copies = DeltaTable(f"{store.location}/topics/{COPY}").to_pyarrow_table(
+        columns=["queue_offset", "sharding_key", "keys"]
+    )
+    # `sharding_key` is the queue that each was read from, and `keys` its offset there.
+    read = copies.append_column("read", pc.cast(copies["keys"], pa.int64()))
+    in_turn = read.sort_by([("sharding_key", "ascending"), ("queue_offset", "ascending")])
+    for queue in pc.unique(in_turn["sharding_key"]):
+        offsets = in_turn.filter(pc.equal(in_turn["sharding_key"], queue))["read"].to_pylist()
+        assert offsets == list(range(len(offsets)))
 
 
 def test_broker_on_a_cluster_serves_a_store_in_a_bucket(

@@ -123,6 +123,43 @@ def test_typed_topic_has_its_columns(world: ConsumerWorld, load: Load) -> None:
     assert load("typed", stream=False).select("order").first()[0] == 7
 
 
+WIDER = {
+    **ORDER,
+    "schema": {
+        **ORDER["schema"],
+        "fields": [*ORDER["schema"]["fields"], {"name": "gift", "type": ["null", "string"]}],
+    },
+}
+
+
+def test_stream_that_runs_goes_on_when_bodies_get_a_field(
+    world: ConsumerWorld, load: Load, spark: Any, tmp_path: Path
+) -> None:
+    world.topics.create("typed", body=ORDER)
+    world.send_to(0, '{"order": 1}', topic="typed")
+    table, checkpoint = str(tmp_path / "table"), str(tmp_path / "checkpoint")
+
+    def start() -> Any:
+        writer = load("typed").drop("properties").writeStream.format("delta")
+        options = {"path": table, "checkpointLocation": checkpoint, "mergeSchema": "true"}
+        return writer.options(**options).trigger(processingTime="0 seconds").start()
+
+    query = start()
+    query.processAllAvailable()
+    world.topics.alter("typed", body=WIDER)
+    world.send_to(0, '{"order": 2, "gift": "a rose"}', topic="typed")
+    query.processAllAvailable()
+    query.stop()
+    world.send_to(0, '{"order": 3, "gift": "a rose"}', topic="typed")
+    again = start()
+    again.processAllAvailable()
+    again.stop()
+
+    rows = spark.read.format("delta").load(table).select("order", "gift").orderBy("order").collect()
+    # The one that ran has the columns that it began with.
+    assert [tuple(row) for row in rows] == [(1, None), (2, None), (3, "a rose")]
+
+
 def test_option_that_is_not_known_is_told(load: Load) -> None:
     with pytest.raises(Exception, match="option tpic is not one of"):
         load(stream=False, tpic="x")
