@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -256,6 +256,7 @@ class GroupReader:
         *,
         stopping: threading.Event | None = None,
         is_all_handled: bool = False,
+        of_a_queue: int | None = None,
     ) -> list[QueueMessage]:
         """Take messages; wait up to `timeout_s` for the first one, or until `stopping` is set.
 
@@ -263,26 +264,30 @@ class GroupReader:
             count: the largest number of messages.
             timeout_s: the longest time to wait.
             stopping: ends the wait.
+            of_a_queue: so many messages of one queue, before the next one has its turn; as many as
+                there are if it is left out.
             is_all_handled: as in `keep_up`.
 
         Raises: as `keep_up` and `take`.
         """
         deadline_s = time.monotonic() + timeout_s
         self.keep_up(is_all_handled=is_all_handled)
-        handed = self.take(count)
+        handed = self.take(count, of_a_queue)
         while not handed and (left_s := deadline_s - time.monotonic()) > 0:
             if stopping is not None and stopping.is_set():
                 break
             time.sleep(min(left_s, self._look_interval_s))
             if self._has_news(is_all_handled=is_all_handled):
-                handed = self.take(count)
+                handed = self.take(count, of_a_queue)
         if not handed:
             # Not sooner: the first message of a topic may be on its way.
             self._tell_unknown()
         return handed
 
-    def take(self, count: int) -> list[QueueMessage]:
+    def take(self, count: int, of_a_queue: int | None = None) -> list[QueueMessage]:
         """Take at most `count` messages that are visible, each queue in its order; 0 commits.
+
+        The queues come in turn; `of_a_queue` as in `poll`.
 
         They hold at most `consume_batch_bytes` together, but for a single message.
 
@@ -291,19 +296,17 @@ class GroupReader:
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError.
         """
-        return self._taking.take(count, self.servable)
+        return self._taking.take(count, self.servable, of_a_queue or count)
 
-    def servable(self) -> list[tuple[TopicQueue, QueuePosition]]:
-        """List the queues to serve now: not paused, and not to be given up to another member.
+    def servable(self) -> Iterator[tuple[TopicQueue, QueuePosition]]:
+        """Yield the queues to serve now: not paused, and not to be given up to another member.
 
-        Each call begins with another queue, so that no queue is always last.
+        Those come first that were yielded longest ago, so that no queue is always last.
         """
         surplus = self._member.held.surplus
-        return [
-            (queue, position)
-            for queue, position in self._positions.in_turn()
-            if not (queue in surplus or queue in self._paused)
-        ]
+        for queue, position in self._positions.in_turn():
+            if not (queue in surplus or queue in self._paused):
+                yield queue, position
 
     def end_offset(self, queue: TopicQueue, position: QueuePosition) -> int:
         """Return the offset after the last message of a queue that `keep_up` has seen.
@@ -368,9 +371,12 @@ class GroupReader:
         for topic, reader in self._readers.items():
             reader.forget_before(self._positions.next_offsets(topic))
 
-    def give_again(self, offsets: Mapping[TopicQueue, int]) -> None:
-        """Hand out these offsets next, and what follows them; 0 commits."""
-        self._positions.give_again(offsets)
+    def give_again(self, offsets: Mapping[TopicQueue, int], *, are_doubtful: bool = True) -> None:
+        """Hand out these offsets next, and what follows them; 0 commits.
+
+        Doubtful ones may have been sent back by whoever had them, without an answer.
+        """
+        self._positions.give_again(offsets, are_doubtful=are_doubtful)
 
     def send_back(self, failed: Sequence[FailedMessage]) -> int:
         """Send failed messages to the retry topic, and return how many were sent.

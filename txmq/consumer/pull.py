@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -246,12 +247,13 @@ class PullConsumer(MovableMember):
         self._use = ExclusiveUse()
         self._handle: ConsumerHandle | None = None
         settings = store.config.of_consumer_group(self.consumer_group)
-        self._timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
+        timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
+        self._settings = replace(settings, consume_timeout_s=timeout_s)
         self._on_error = checked_on_error(on_error)
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._by_topic = HandlersByTopic(subscription.filters, namespace)
         self._reader = GroupReader(
-            store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s,
+            store, subscription, self.clock, sends_back, consume_timeout_s=timeout_s,
             codec=reading_codec(body_codec, requires_encoded=require_encoded),
         )  # fmt: skip
 
@@ -425,7 +427,7 @@ class PullConsumer(MovableMember):
     def _push(self, handler: Handler | None) -> MessagePush:
         chosen = self._by_topic.handler() if handler is None else handler
         checked = MessageHandler(chosen, self._on_error, self._watch)
-        return MessagePush(self._reader, checked, self.clock, self._timeout_s)
+        return MessagePush(self._reader, checked, self.clock, self._settings)
 
     def start(self, handler: Handler | None = None) -> ConsumerHandle:
         """Run as `run_once` in a new thread until `stop()` of the handle.

@@ -22,6 +22,7 @@ from txmq.ground.clock import Clock, elapsed_ms
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.ground.results import Sum
 from txmq.message.received import ReceivedMessage
+from txmq.store.config import ConsumeSettings
 
 logger = logging.getLogger(__name__)
 PUSH_MESSAGES = 256
@@ -141,15 +142,18 @@ class MessagePush:
         reader: the messages of the member.
         handler: checked already.
         clock: measures how long a call takes.
-        consume_timeout_s: a call that takes longer counts as a failure of its message.
+        settings: a call that takes longer than `consume_timeout_s` counts as a failure of its
+            message. A queue is served `pull_batch_size` messages or `consume_turn_s` long, and
+            then the next one.
     """
 
     def __init__(
-        self, reader: GroupReader, handler: MessageHandler, clock: Clock, consume_timeout_s: float
+        self, reader: GroupReader, handler: MessageHandler, clock: Clock, settings: ConsumeSettings
     ) -> None:
         """Read nothing yet."""
         self._reader, self._handler, self._clock = reader, handler, clock
-        self._timeout_s = consume_timeout_s
+        self._timeout_s, self._turn_ms = settings.consume_timeout_s, settings.consume_turn_s * 1000
+        self._of_a_queue = settings.pull_batch_size
         self._lock = threading.Lock()
         self._call: _Call | None = None
         self._hanging = 0
@@ -172,7 +176,9 @@ class MessagePush:
         return total
 
     def _poll_all(self) -> bool:
-        self._polled = self._reader.poll(PUSH_MESSAGES, 0.0, is_all_handled=True)
+        self._polled = self._reader.poll(
+            PUSH_MESSAGES, 0.0, is_all_handled=True, of_a_queue=self._of_a_queue
+        )
         return bool(self._polled)
 
     def _drained(self, messages: Sequence[QueueMessage]) -> ConsumeResult:
@@ -189,8 +195,9 @@ class MessagePush:
         Raises: CallGivenUpError if another thread has taken over.
         """
         messages = self._reader.poll(
-            PUSH_MESSAGES, PUSH_POLL_S, stopping=stopping, is_all_handled=True
-        )
+            PUSH_MESSAGES, PUSH_POLL_S,
+            stopping=stopping, is_all_handled=True, of_a_queue=self._of_a_queue,
+        )  # fmt: skip
         batch = Batch(messages, self._reader.replays)
         try:
             self._push(batch, stopping)
@@ -213,20 +220,23 @@ class MessagePush:
 
     def _push(self, batch: Batch, stopping: threading.Event | None) -> None:
         """Serve a batch; what was not handled and cannot be sent back is handed out again."""
-        reader = self._reader
+        reader, are_doubtful = self._reader, True
         try:
             while not (batch.is_done or (stopping is not None and stopping.is_set())):
                 message = batch.next_message(reader.is_owned, reader.send_back)
                 if message is not None:
+                    begun_ms = elapsed_ms(self._clock)
                     self._serve(batch, message)
+                    batch.add_to_turn(elapsed_ms(self._clock) - begun_ms, self._turn_ms)
                 if reader.is_commit_due:
                     batch.send_back(reader.send_back)
                     reader.commit(batch.unhandled())
             batch.send_back(reader.send_back)
+            are_doubtful = False
         finally:
             # Whoever gave the call up has done this.
             if not batch.is_given_up:
-                reader.give_again(batch.unhandled())
+                reader.give_again(batch.unhandled(), are_doubtful=are_doubtful)
             self._polled = ()
 
     def _serve(self, batch: Batch, message: ReceivedMessage) -> None:
@@ -342,6 +352,8 @@ class Batch:
         self._waiting, self._replays = deque(messages), replays
         self._failed: list[tuple[TopicQueue, FailedMessage]] = []
         self._left_out: dict[TopicQueue, ReceivedMessage] = {}
+        self._served: TopicQueue | None = None
+        self._served_ms = 0
         self._consumed, self._sent_back = 0, 0
         self.is_given_up = False
 
@@ -381,11 +393,22 @@ class Batch:
         """
         queue, message = self._waiting.popleft()
         self._consumed += 1
+        if queue != self._served:
+            self._served, self._served_ms = queue, 0
         if failure is not None and not is_owned(queue):
             self._left_out.setdefault(queue, message)
         elif failure is not None:
             replay = replay_of(self._replays, queue)
             self._failed.append((queue, FailedMessage(message, failure, replay=replay)))
+
+    def add_to_turn(self, took_ms: int, turn_ms: float) -> None:
+        """Add the time of a call to the turn of its queue, whose next messages wait if it is over.
+
+        They are left out of this batch, so the other queues in it have their turn.
+        """
+        self._served_ms += took_ms
+        if self._served_ms >= turn_ms and self._waiting and self._waiting[0][0] == self._served:
+            self._left_out.setdefault(*self._waiting[0])
 
     def send_back(self, send: Send) -> None:
         """Have `send` send back the messages that failed; they are durable on return."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from txmq.consumer.group_rules import Commits, TopicCommit, TopicQueue, replay_of
@@ -17,7 +18,7 @@ from txmq.message.received import ReceivedMessage
 READ_AHEAD_BYTES = 64 * 1024 * 1024
 LOOK_MESSAGES = 10_000
 QueueMessage = tuple[TopicQueue, ReceivedMessage]
-Queues = Sequence[tuple[TopicQueue, "QueuePosition"]]
+Queues = Iterator[tuple[TopicQueue, "QueuePosition"]]
 
 
 class MessageTaking:
@@ -47,13 +48,15 @@ class MessageTaking:
 
     # --- messages ---------------------------------------------------------------------------
 
-    def take(self, count: int, servable: Callable[[], Queues]) -> list[QueueMessage]:
+    def take(
+        self, count: int, servable: Callable[[], Queues], of_a_queue: int
+    ) -> list[QueueMessage]:
         """Take at most `count` messages, each queue in its order; see `GroupReader.take`."""
         while True:
-            busy, queues = self._positions.busy(), servable()
-            starts = {queue: position.next_offset for queue, position in queues}
+            busy, starts = self._positions.busy(), self._positions.starts()
             try:
-                handed, failure = self._hand_out(count, queues, busy)
+                batch = HandedMessages(count, self._batch_bytes, of_a_queue)
+                handed, failure = self._hand_out(batch, servable(), busy)
                 fresh = self._fresh(handed, busy)
             except BaseException:
                 # What was taken of the queues before would be committed, and nobody has it.
@@ -65,10 +68,9 @@ class MessageTaking:
                 return fresh
 
     def _hand_out(
-        self, count: int, queues: Queues, busy: Collection[TopicQueue]
+        self, batch: HandedMessages, queues: Queues, busy: Collection[TopicQueue]
     ) -> tuple[list[QueueMessage], Exception | None]:
         """Return what is handed out, and the error to raise instead, if any."""
-        batch = HandedMessages(count, self._batch_bytes)
         failure = self._fill(batch, queues)
         self._positions.bound_ahead(READ_AHEAD_BYTES)
         handed = batch.messages
@@ -81,23 +83,38 @@ class MessageTaking:
         return handed, failure if must_raise else None
 
     def _fill(self, batch: HandedMessages, queues: Queues) -> Exception | None:
-        """Fill the batch, and return the first error of a queue that cannot be read.
+        """Fill the batch, share by share, and return the first error of a queue without messages.
 
         What lies before the error is handed out first: who goes on behind it would miss that.
         """
         failure = self._member.begin_failure
-        for queue, position in queues:
-            start = position.next_offset
+        starts: dict[TopicQueue, int] = {}
+        with_more: deque[tuple[TopicQueue, QueuePosition]] = deque()
+        while not batch.is_full:
+            entry = next(queues, None) or (with_more.popleft() if with_more else None)
+            if entry is None:
+                break
+            queue, position = entry
+            starts.setdefault(queue, position.next_offset)
             try:
-                while not batch.is_full and self._has_messages(queue, position):
-                    batch.take(queue, position)
+                if self._takes_share(batch, queue, position):
+                    with_more.append(entry)
             except UNREADABLE as error:
-                if position.next_offset == start:
+                if position.next_offset == starts[queue]:
                     failure = failure or error
                 # The other queues would wait for the storage as long.
                 if isinstance(error, StorageUnavailableError):
                     break
         return failure
+
+    def _takes_share(
+        self, batch: HandedMessages, queue: TopicQueue, position: QueuePosition
+    ) -> bool:
+        """Take the share of a queue; tell whether it had so many messages, and may have more."""
+        left = batch.of_a_queue
+        while left and not batch.is_full and self._has_messages(queue, position):
+            left -= batch.take(queue, position, left)
+        return not left
 
     def _has_messages(self, queue: TopicQueue, position: QueuePosition) -> bool:
         """Tell whether there are messages to hand out; read ahead if there are none yet."""
@@ -203,23 +220,29 @@ class MessageTaking:
 
 
 class HandedMessages:
-    """Messages that are handed out together: so many, and of such a size, but at least one."""
+    """Messages that are handed out together: so many, and of such a size, but at least one.
 
-    def __init__(self, count: int, room_bytes: int) -> None:
+    Attributes:
+        of_a_queue: so many of one queue, before the next one has its turn.
+    """
+
+    def __init__(self, count: int, room_bytes: int, of_a_queue: int) -> None:
         """Begin with room for `count` messages of `room_bytes` together."""
         self.messages: list[QueueMessage] = []
-        self._count, self._room_bytes = count, room_bytes
+        self._count, self._room_bytes, self.of_a_queue = count, room_bytes, of_a_queue
         self.is_full = False
 
-    def take(self, queue: TopicQueue, position: QueuePosition) -> None:
-        """Take what there is room for of the messages that were read ahead of a queue."""
+    def take(self, queue: TopicQueue, position: QueuePosition, count: int) -> int:
+        """Take at most `count` of the messages that were read ahead of a queue; return how many."""
         room_bytes = self._room_bytes
         if not self.messages:
             room_bytes = max(room_bytes, position.first_bytes)
-        messages, size_bytes = position.take(self._count - len(self.messages), room_bytes)
+        count = min(count, self._count - len(self.messages))
+        messages, size_bytes = position.take(count, room_bytes)
         self.messages += [(queue, message) for message in messages]
         self._room_bytes -= size_bytes
         self.is_full = not messages or len(self.messages) >= self._count or self._room_bytes <= 0
+        return len(messages)
 
 
 class QueuePositions:
@@ -228,7 +251,6 @@ class QueuePositions:
     def __init__(self) -> None:
         """Begin without a queue; `follow` adds the queues of a member."""
         self._positions: dict[TopicQueue, QueuePosition] = {}
-        self._first = 0
         self._lost: set[TopicQueue] = set()
 
     def follow(self, held: HeldQueues) -> None:
@@ -275,13 +297,18 @@ class QueuePositions:
             if size_bytes < 0 and position.has_messages():
                 position.move_to(position.next_offset)
 
-    def in_turn(self) -> list[tuple[TopicQueue, QueuePosition]]:
-        """List all positions; each call begins with another queue, so that none is always last."""
-        positions = list(self._positions.items())
-        if not positions:
-            return []
-        self._first = (self._first + 1) % len(positions)
-        return [*positions[self._first :], *positions[: self._first]]
+    def in_turn(self) -> Queues:
+        """Yield all positions, those first that were yielded longest ago.
+
+        Who stops early serves the others first the next time.
+        """
+        for queue in list(self._positions):
+            position = self._positions[queue] = self._positions.pop(queue)
+            yield queue, position
+
+    def starts(self) -> dict[TopicQueue, int]:
+        """Return the first offset of each queue that was not handed out."""
+        return {queue: position.next_offset for queue, position in self._positions.items()}
 
     def busy(self) -> set[TopicQueue]:
         """Return the queues whose messages were handed out since their last commit."""
@@ -340,14 +367,17 @@ class QueuePositions:
             self._positions[queue].move_to(offset)
             self._positions[queue].is_busy = queue in busy_before
 
-    def give_again(self, first_offsets: Mapping[TopicQueue, int]) -> None:
+    def give_again(
+        self, first_offsets: Mapping[TopicQueue, int], *, are_doubtful: bool = True
+    ) -> None:
         """Hand out these offsets next, and what follows them; lost queues are left out.
 
-        Who handed them back may have sent some of them back without an answer.
+        Doubtful ones may have been sent back by whoever had them, without an answer.
         """
         for queue, offset in first_offsets.items():
             if position := self._positions.get(queue):
-                position.doubt_end = max(position.doubt_end or 0, position.next_offset)
+                if are_doubtful:
+                    position.doubt_end = max(position.doubt_end or 0, position.next_offset)
                 # A queue that was lost and came back begins at an earlier offset.
                 position.move_to(min(offset, position.next_offset))
 

@@ -356,9 +356,10 @@ class RangeReader:
         self._reader.keep_up()
         ranges: list[OffsetRange] = []
         failure = self._reader.begin_failure
-        for queue, position in self._reader.servable():
-            left = max_messages - count_messages(ranges)
-            if left <= 0 or max_bytes <= 0:
+        queues = self._reader.servable()
+        while (left := max_messages - count_messages(ranges)) > 0 and max_bytes > 0:
+            queue, position = next(queues, (None, None))
+            if queue is None or position is None:
                 break
             if ends is not None:
                 left = min(left, ends.get(queue, 0) - position.next_offset)

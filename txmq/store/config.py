@@ -63,6 +63,8 @@ class ConsumeSettings:
 
     max_reconsume_times: int
     consume_timeout_s: float
+    pull_batch_size: int
+    consume_turn_s: float
 
 
 GROUP_KEYS = tuple(spec.name for spec in fields(CheckSettings))
@@ -263,6 +265,14 @@ class Config:
     consume_batch_bytes: int = setting(
         64 * 1024 * 1024, "size of the messages that one poll or push of a consumer holds",
         at_least=1,
+    )  # fmt: skip
+    pull_batch_size: int = setting(
+        32, "messages of one queue that a handler is given before the next queue has its turn",
+        at_least=1, at_most=10_000,
+    )  # fmt: skip
+    consume_turn_s: float = setting(
+        1.0, "time that a handler is given messages of one queue, before the next has its turn",
+        at_least=0.0,
     )  # fmt: skip
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),

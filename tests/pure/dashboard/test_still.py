@@ -33,3 +33,41 @@ def test_a_queue_without_messages_or_member_stands_not_still() -> None:
 
     assert still.seen([replace(QUEUE, next_offset=9), replace(QUEUE, owner=None)], 20.0) == {}
     assert still.seen([QUEUE], 30.0) == {KEY: 0.0}
+
+
+def looks(*offsets_by_look: dict[int, int], step_s: float = 100.0) -> dict[int, float]:
+    """For how long each queue of one member is in trouble at the last of some looks."""
+    still, seen = StillQueues(), {}
+    for number, offsets in enumerate(offsets_by_look, 1):
+        lags = [
+            replace(QUEUE, queue_id=queue_id, next_offset=offset, end_offset=1_000)
+            for queue_id, offset in offsets.items()
+        ]
+        seen = still.seen(lags, number * step_s)
+    return {key.queue_id: age_s for key, age_s in seen.items()}
+
+
+def test_queues_that_wait_for_their_turn_are_in_no_trouble() -> None:
+    moving = ({0: 1, 1: 1, 2: 1}, {0: 2, 1: 1, 2: 1}, {0: 2, 1: 2, 2: 1}, {0: 2, 1: 2, 2: 2})
+
+    assert looks(*moving) == {0: 0.0, 1: 0.0, 2: 0.0}
+
+
+def test_all_queues_of_a_member_that_moves_none_are_in_trouble() -> None:
+    assert looks({0: 1, 1: 1}, {0: 2, 1: 1}, {0: 2, 1: 1}, {0: 2, 1: 1}) == {0: 200.0, 1: 200.0}
+
+
+def test_queues_that_their_member_passes_over_are_in_trouble() -> None:
+    turns = [{0: number, 1: 1, 2: 1} for number in range(1, 7)]
+
+    # Queue 0 has moved for the third time at the fourth look.
+    assert looks(*turns) == {0: 0.0, 1: 200.0, 2: 200.0}
+
+
+def test_member_beside_another_one_is_judged_by_its_own_queues() -> None:
+    still = StillQueues()
+    for at_s in (100.0, 200.0):
+        lags = [QUEUE, replace(QUEUE, queue_id=1, owner="two", next_offset=int(at_s))]
+        seen = still.seen([replace(lag, end_offset=1_000) for lag in lags], at_s)
+
+    assert [seen[key] for key in sorted(seen)] == [100.0, 0.0]

@@ -48,7 +48,7 @@ def test_group_has_its_own_number_of_tries_and_others_that_of_the_store(
 def test_group_has_its_own_time_for_a_handler(world: ConsumerWorld) -> None:
     consumers = {name: world.consumer(group=name) for name in ("quick", "other")}
 
-    assert {name: one._timeout_s for name, one in consumers.items()} == {
+    assert {name: one._settings.consume_timeout_s for name, one in consumers.items()} == {
         "quick": 0.05, "other": world.store.config.consume_timeout_s,
     }  # fmt: skip
-    assert world.consumer(group="quick", consume_timeout_s=7)._timeout_s == 7
+    assert world.consumer(group="quick", consume_timeout_s=7)._settings.consume_timeout_s == 7

@@ -428,8 +428,8 @@ def _still(figures: Figures) -> Iterator[Need]:
             problem=f"{queues} {stand} still for {least}",
             next_step="end the process of the member whose handler hangs",
             title=f"{queues} of {name} {stand} still",
-            text=f"A member lives, messages wait, and for {least} no offset has moved: "
-            "its handler hangs, or takes as long.",
+            text=f"A member lives, messages wait, and for {least} it has moved none of its queues, "
+            "or passed these over: its handler hangs or takes as long, or they cannot be read.",
             path=f"/groups/{group}",
             call=Call("Whose queues", ("lag", figures.location, "--group", name)),
         )

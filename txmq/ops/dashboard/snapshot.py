@@ -6,7 +6,7 @@ Pages show what the last count saw and read nothing for it.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -62,7 +62,7 @@ class Snapshot:
         states: how many there are in all, by their state.
         delayed: DELAYED_COLUMNS of the messages that are due first.
         damaged: why a consumer group cannot be read, by its name.
-        still_s: how long each queue with messages has had a member and the same next offset.
+        still_s: for how long each queue with messages has had a member that does not move it.
     """
 
     status: Status
@@ -210,27 +210,59 @@ class History:
             return list(self._samples)
 
 
+class _Standing(NamedTuple):
+    """Where a queue stands.
+
+    Attributes:
+        offset: its next offset.
+        moved_s: when it was seen to move last, the time before, and the one before that.
+        passed_s: when it was seen first that its member had passed it over since then, if it has.
+    """
+
+    offset: int
+    moved_s: tuple[float, float, float]
+    passed_s: float | None = None
+
+
 class StillQueues:
-    """Remembers of the last count alone where each queue stood. Not safe for several threads."""
+    """Remembers of the last count alone where each queue stood. Not safe for several threads.
+
+    A member serves its queues in turn, so a queue that does not move is no trouble while others do.
+    It is one if none of the member's queues moves, or if the member passes it over: another one has
+    moved three times meanwhile, two of which may be of one turn.
+    """
 
     def __init__(self) -> None:
         """Remember no queue yet."""
-        self._since: dict[QueueKey, tuple[int, float]] = {}
+        self._standing: dict[QueueKey, _Standing] = {}
 
     def seen(self, lags: Sequence[QueueLag], at_s: float) -> dict[QueueKey, float]:
-        """Note where the queues stand; return how long each one has stood still.
+        """Note where the queues stand; return for how long each one has been in trouble.
 
         Only queues with messages and a member are noted.
         """
-        since: dict[QueueKey, tuple[int, float]] = {}
+        by_member: defaultdict[tuple[str, str], dict[QueueKey, _Standing]] = defaultdict(dict)
         for queue in lags:
             if queue.lag and queue.owner is not None:
                 key = QueueKey(queue.group, queue.topic, queue.queue_id, queue.reader)
-                offset, since_s = self._since.get(key, (queue.next_offset, at_s))
-                has_moved = offset != queue.next_offset
-                since[key] = (queue.next_offset, at_s if has_moved else since_s)
-        self._since = since
-        return {key: max(0.0, at_s - since_s) for key, (_, since_s) in since.items()}
+                standing = self._standing.get(key, _Standing(queue.next_offset, (at_s, 0.0, 0.0)))
+                if standing.offset != queue.next_offset:
+                    moved_s = (at_s, *standing.moved_s[:2])
+                    standing = _Standing(queue.next_offset, moved_s)
+                by_member[queue.group, queue.owner][key] = standing
+        still_s: dict[QueueKey, float] = {}
+        self._standing = {}
+        for queues in by_member.values():
+            newest_s = max(standing.moved_s[0] for standing in queues.values())
+            third_s = max(standing.moved_s[2] for standing in queues.values())
+            for key, standing in queues.items():
+                passed_s = standing.passed_s
+                if passed_s is None and standing.moved_s[0] < third_s:
+                    passed_s = at_s
+                self._standing[key] = standing._replace(passed_s=passed_s)
+                since_s = newest_s if passed_s is None else min(newest_s, passed_s)
+                still_s[key] = max(0.0, at_s - since_s)
+        return still_s
 
 
 def _sample(snapshot: Snapshot, ends: Histogram, settles: Histogram) -> Sample:
