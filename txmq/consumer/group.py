@@ -117,6 +117,8 @@ class GroupValue(TypedDict):
     owners: Mapping[str, Mapping[QueueNumber, tuple[Name, int]]]
     replays: _Offsets
     epoch: int
+    orderly: NotRequired[int]
+    tries: NotRequired[_Offsets]
     followed: NotRequired[Mapping[Name, Mapping[str, Mapping[QueueNumber, tuple[int, int]]]]]
 
 
@@ -125,6 +127,7 @@ def value_of(state: GroupState) -> dict[str, Any]:
     return {
         "mode": state.settings.mode.value,
         "subscription": dict(state.settings.subscription),
+        "orderly": int(state.settings.is_orderly),
         "queues": dict(state.queues),
         "offsets": {reader: _nested(offsets) for reader, offsets in state.offsets.items()},
         # Two numbers, as members of earlier versions read them; the others go by other keys.
@@ -134,6 +137,7 @@ def value_of(state: GroupState) -> dict[str, Any]:
         "followed": {reader: _nested(commits) for reader, commits in state.followed.items()},
         "owners": _nested({queue: list(owner) for queue, owner in state.owners.items()}),
         "replays": _nested(state.replays),
+        "tries": _nested(state.tries),
         "epoch": state.epoch,
     }
 
@@ -144,7 +148,9 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
         return GroupState()
     leases_ms = value.get("leases", {})
     return GroupState(
-        settings=GroupSettings(ConsumeMode(value["mode"]), dict(value["subscription"])),
+        settings=GroupSettings(
+            ConsumeMode(value["mode"]), dict(value["subscription"]), bool(value.get("orderly", 0))
+        ),
         # A row for any number was believed once, and numbers of queues never shrink.
         queues={topic: min(count, MAX_QUEUE_NUMS) for topic, count in value["queues"].items()},
         offsets={reader: dict(_flat(offsets)) for reader, offsets in value["offsets"].items()},
@@ -159,6 +165,7 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
         },
         owners={queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
         replays=dict(_flat(value["replays"])),
+        tries=dict(_flat(value.get("tries", {}))),
         epoch=value["epoch"],
     )
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from txmq.consumer.arguments import Subscription, check_reads
 from txmq.consumer.group import group_in
@@ -22,10 +22,10 @@ from txmq.consumer.taking import (
     QueuePositions,
 )
 from txmq.errors import QueueNotOwnedError, StorageError
-from txmq.ground.clock import Clock
+from txmq.ground.clock import Clock, elapsed_ms
 from txmq.message.codec import BodyCodec, checked_codec
 from txmq.message.names import shown_name
-from txmq.message.received import ReceivedMessage
+from txmq.message.received import ReceivedMessage, note_tries
 from txmq.store.catalog import TopicCatalog, unknown_topics
 from txmq.store.store import Store
 
@@ -86,7 +86,7 @@ class GroupReader:
         catalog = TopicCatalog(store)
         for topic in subscription.filters:
             catalog.check_is_there(topic)
-        self._store, self._subscription = store, subscription
+        self._store, self._subscription, self._clock = store, subscription, clock
         self._lease_s = store.config.consumer_lease_s
         self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
         self._full_look_s = store.look_interval_s(FULL_LOOK_S, is_idle=True)
@@ -113,8 +113,9 @@ class GroupReader:
             subscription.start.check(store, subscription.filters)
             group = group_in(store, name, create=True)
         settings = store.config.of_consumer_group(name)
+        is_orderly = settings.consume_message_orderly and not self.is_broadcasting
         return GroupMember(
-            store, group, subscription.settings, subscription.start,
+            store, group, replace(subscription.settings, is_orderly=is_orderly), subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
             read_in=self._positions.read_in,
             consume_timeout_s=consume_timeout_s or settings.consume_timeout_s,
@@ -131,13 +132,30 @@ class GroupReader:
 
     def _knows_sent_back(self) -> SendBack | None:
         # Nothing is sent back in BROADCASTING (R109); a substitute of tests does not know.
-        is_shared = self._subscription.mode is ConsumeMode.CLUSTERING
-        return self._sends_back if is_shared and isinstance(self._sends_back, SendBack) else None
+        if self.is_broadcasting or not isinstance(self._sends_back, SendBack):
+            return None
+        return self._sends_back
 
     def _seen_queues(self) -> dict[str, int]:
         return {topic: reader.queue_count for topic, reader in self._readers.items()}
 
     # --- what the member has ----------------------------------------------------------------
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether each member reads all messages."""
+        return self._subscription.mode is ConsumeMode.BROADCASTING
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether a message that fails is tried again in its place."""
+        return self._member.settings.is_orderly
+
+    def tries(self, queue: TopicQueue, offset: int) -> int:
+        """Return how often a message has failed in its place; only the next one of a queue can."""
+        position = self._positions.get(queue)
+        is_next = position is not None and position.committed == offset
+        return self._member.held.tries.get(queue, 0) if is_next else 0
 
     @property
     def queues(self) -> Collection[TopicQueue]:
@@ -296,16 +314,21 @@ class GroupReader:
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError.
         """
-        return self._taking.take(count, self.servable, of_a_queue or count)
+        handed = self._taking.take(count, self.servable, of_a_queue or count)
+        if self._member.held.tries:
+            for queue, message in handed:
+                note_tries(message, self.tries(queue, message.queue_offset))
+        return handed
 
     def servable(self) -> Iterator[tuple[TopicQueue, QueuePosition]]:
         """Yield the queues to serve now: not paused, and not to be given up to another member.
 
         Those come first that were yielded longest ago, so that no queue is always last.
         """
-        surplus = self._member.held.surplus
+        surplus, now_ms = self._member.held.surplus, elapsed_ms(self._clock)
         for queue, position in self._positions.in_turn():
-            if not (queue in surplus or queue in self._paused):
+            is_held_back = position.suspended_until_ms > now_ms
+            if not (is_held_back or queue in surplus or queue in self._paused):
                 yield queue, position
 
     def end_offset(self, queue: TopicQueue, position: QueuePosition) -> int:
@@ -365,6 +388,23 @@ class GroupReader:
         offsets = {q: offset for q, (_, offset) in commits.items() if q not in refused}
         return CommitResult(offsets, frozenset(lost))
 
+    def fail_in_place(
+        self, queue: TopicQueue, unhandled: Mapping[TopicQueue, int], suspend_s: float
+    ) -> None:
+        """Count a try of the first unhandled message of a queue, which waits before the next one.
+
+        Commits: one. Raises: StorageError.
+        """
+        position = self._positions.get(queue)
+        if position is None:
+            return
+        commits = self._positions.commits(unhandled)
+        failed = {queue: (position.epoch, unhandled[queue])}
+        refused = self._member.swap(commits, tuple(unhandled), failed)
+        position.suspended_until_ms = elapsed_ms(self._clock) + round(suspend_s * 1000)
+        self._after_swap(commits, refused)
+        self._positions.follow(self._member.held)
+
     def _after_swap(self, commits: Commits, refused: frozenset[TopicQueue]) -> None:
         self._committed_s = time.monotonic()
         self._positions.note_committed(commits, refused)
@@ -387,7 +427,7 @@ class GroupReader:
         """
         if not failed:
             return 0
-        if self._subscription.mode is ConsumeMode.BROADCASTING:
+        if self.is_broadcasting:
             group = self._subscription.consumer_group
             logger.warning("group %s: %d failed messages are dropped", group, len(failed))
             return 0

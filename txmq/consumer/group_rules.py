@@ -75,10 +75,12 @@ class GroupSettings:
     Attributes:
         mode: whether the members share the messages.
         subscription: the text of the filter of each topic.
+        is_orderly: whether a message that fails is tried again in its place.
     """
 
     mode: ConsumeMode = ConsumeMode.CLUSTERING
     subscription: Mapping[str, str] = field(default_factory=dict)
+    is_orderly: bool = False
 
     def __str__(self) -> str:
         """Return the text that errors show."""
@@ -86,7 +88,7 @@ class GroupSettings:
             topic if text == ALL else f"{topic} [{text}]"
             for topic, text in sorted(self.subscription.items())
         )
-        return f"{topics} ({self.mode})"
+        return f"{topics} ({self.mode}{', in order' if self.is_orderly else ''})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class GroupState:
         owners: the member that has each queue; empty in BROADCASTING.
         replays: how often the group went back in a queue on purpose, see `replay_of`.
         followed: which commit of its topic each offset is of, by the keys of `offsets`.
+        tries: how often the message at the next offset of a queue has failed in its place.
         epoch: grows when a member joins or a queue changes hands, so that an old owner never
             equals a new one.
     """
@@ -129,6 +132,7 @@ class GroupState:
     epoch: int = 0
     seen: Mapping[str, Sighting] = field(default_factory=dict)
     followed: Mapping[str, Followed] = field(default_factory=dict)
+    tries: Offsets = field(default_factory=dict)
 
     # --- questions --------------------------------------------------------------------------
 
@@ -193,14 +197,16 @@ class GroupState:
         commits: Commits | None = None,
         busy: Collection[TopicQueue] = (),
         followed: Followed = _NO_COMMITS,
+        failed: Commits | None = None,
     ) -> SwapResult:
         """Do all that a member does in one swap.
 
         Commits offsets, renews its lease, drops members that are gone, and adjusts its share.
-        The arguments are those of `committed` and the others; it is not among the `gone` itself.
+        The arguments are those of `committed`, `tried` and the others; it is not among the `gone`
+        itself.
         """
         result = self.committed(me, commits or {}, followed=followed)
-        after = result.state.renewed(me, lease_end_ms).without_gone(gone)
+        after = result.state.tried(me, failed or {}).renewed(me, lease_end_ms).without_gone(gone)
         return SwapResult(after.shared_out(me, busy), result.refused)
 
     # --- members ----------------------------------------------------------------------------
@@ -372,6 +378,19 @@ class GroupState:
         after = self._with_offsets(reader, {**stored, **moved})._noted(reader, moved, followed)  # noqa: SLF001
         return SwapResult(after._replayed(stored, moved), refused)  # noqa: SLF001
 
+    def tried(self, me: Owner, failed: Commits) -> GroupState:
+        """Count one more try of these messages, each at the next offset of its queue.
+
+        `failed` is as the offsets of `committed`; what the member does not have is left out.
+        """
+        held, stored = self.held_by(me), self.offsets_of(me.member_id)
+        more = {
+            queue: self.tries.get(queue, 0) + 1
+            for queue, (epoch, offset) in failed.items()
+            if held.get(queue) == epoch and stored.get(queue) == offset
+        }
+        return replace(self, tries={**self.tries, **more}) if more else self
+
     def reset(self, offsets: Offsets, read_in: Followed = _NO_COMMITS) -> GroupState:
         """Set other offsets, in BROADCASTING for each member.
 
@@ -432,12 +451,17 @@ class GroupState:
         return since is not None and commit is not None and commit.version >= since
 
     def _replayed(self, before: Offsets, after: Offsets) -> GroupState:
-        """Count one more replay of each queue in which the group goes back."""
-        back = [queue for queue, offset in after.items() if offset < before.get(queue, 0)]
-        if not back:
+        """Count one more replay of each queue in which the group goes back.
+
+        Where an offset moves, either way, the tries of the message there are over.
+        """
+        moved = {queue: offset for queue, offset in after.items() if offset != before.get(queue)}
+        tries = {queue: count for queue, count in self.tries.items() if queue not in moved}
+        back = [queue for queue, offset in moved.items() if offset < before.get(queue, 0)]
+        if not back and len(tries) == len(self.tries):
             return self
         more = {queue: replay_of(self.replays, queue) + 1 for queue in back}
-        return replace(self, replays={**self.replays, **more})
+        return replace(self, replays={**self.replays, **more}, tries=tries)
 
     def _noted(self, reader: str, queues: Collection[TopicQueue], commits: Followed) -> GroupState:
         """Note of which commit of its topic each of these offsets of a reader is.

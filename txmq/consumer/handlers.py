@@ -21,10 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 class ConsumeStatus(enum.Enum):
-    """What a handler returns for a message; RECONSUME_LATER sends it back (R107)."""
+    """What a handler returns for a message.
+
+    RECONSUME_LATER sends it back (R107), or has it tried again in its place where the group keeps
+    order. SUSPEND_CURRENT_QUEUE_A_MOMENT is RocketMQ's name for the same in order.
+    """
 
     SUCCESS = "SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
 
 
 Handler = Callable[[ReceivedMessage], "ConsumeStatus | None"]
@@ -104,9 +109,9 @@ class MessageHandler:
         except BaseException as error:  # noqa: BLE001 - a handler may fail in any way
             self.report(message, error)
             return error
-        if status is ConsumeStatus.RECONSUME_LATER:
+        if isinstance(status, ConsumeStatus) and status is not ConsumeStatus.SUCCESS:
             logger.info("%r comes again later", message)
-            return ConsumeStatus.RECONSUME_LATER.value
+            return str(status.value)
         wrong = wrong_result(status)
         if wrong is None:
             return None

@@ -39,6 +39,7 @@ RENEWAL, LATE_RENEWAL = 1 / 3, 1 / 2
 RENEWAL_LOOK = 1 / 6
 UNFAIR_LOOK_S = 0.1
 _NOBODY = Owner("", 0)
+_NONE_FAILED: Commits = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class HeldQueues:
         surplus: queues that the member must give up as soon as it can.
         replays: how often the group went back in a queue on purpose.
         followed: the commit of the topic that each offset is of, if it is known.
+        tries: how often the message at the next offset of a queue has failed in its place.
     """
 
     epochs: Mapping[TopicQueue, int] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class HeldQueues:
     surplus: frozenset[TopicQueue] = frozenset()
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
     followed: Followed = field(default_factory=dict)
+    tries: Offsets = field(default_factory=dict)
 
 
 class GroupMember:
@@ -255,8 +258,15 @@ class GroupMember:
                 return self.swap(commits, busy)
             return None
 
-    def swap(self, commits: Commits, busy: Collection[TopicQueue] = ()) -> frozenset[TopicQueue]:
+    def swap(
+        self,
+        commits: Commits,
+        busy: Collection[TopicQueue] = (),
+        failed: Commits = _NONE_FAILED,
+    ) -> frozenset[TopicQueue]:
         """Commit offsets, renew the lease and adjust the share of the queues: one commit.
+
+        `failed` are messages that have failed in their place, see `GroupState.tried`.
 
         Returns:
             The queues whose offsets were refused, because the member does not have them any more.
@@ -265,7 +275,7 @@ class GroupMember:
         """
         with self._lock:
             self._asked_s = time.monotonic()
-            return self._commit(lambda state: self._swapped(state, commits, busy))
+            return self._commit(lambda state: self._swapped(state, commits, busy, failed))
 
     def seek(self, offsets: Commits, seen_in: Followed) -> frozenset[TopicQueue]:
         """Set the offsets of queues of this member, back or forth: one commit.
@@ -341,14 +351,14 @@ class GroupMember:
         self._adopt(self._group.change(change, self._clock.now_ms()))
 
     def _swapped(
-        self, state: GroupState, commits: Commits, busy: Collection[TopicQueue]
+        self, state: GroupState, commits: Commits, busy: Collection[TopicQueue], failed: Commits
     ) -> SwapResult:
         if not state.is_member(self._me):
             return SwapResult(state, frozenset(commits))
         number = self._lease.next_number(state.members[self.member_id])
         result = state.grown(self._queues()).swapped(
             self._me, gone=self._others_gone(state), lease_end_ms=number,
-            commits=commits, busy=busy, followed=self._read_in(commits),
+            commits=commits, busy=busy, followed=self._read_in(commits), failed=failed,
         )  # fmt: skip
         return SwapResult(self._with_starts(result.state), result.refused)
 
@@ -382,6 +392,7 @@ class GroupMember:
             frozenset(state.surplus_of(self._me)),
             state.replays,
             state.followed_by(self.member_id),
+            state.tries,
         )
         self._lease.adopt(state.members[self.member_id])
 

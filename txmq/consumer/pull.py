@@ -34,7 +34,7 @@ from txmq.consumer.offsets import (
 from txmq.consumer.push import ConsumeResult, ConsumerHandle, MessagePush
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.consumer.taking import QueueMessage, first_handed, first_offsets
-from txmq.errors import QueueNotOwnedError
+from txmq.errors import ConfigError, QueueNotOwnedError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.ground.handles import OfOneProcess
 from txmq.listeners.hooks import Hook, Hooks
@@ -362,8 +362,13 @@ class PullConsumer(MovableMember):
             delay_level: 0 for the next level of the group's retries; above 0 for this level; below
                 0 for the dead letters at once.
 
-        Raises: as `SendBack.send_back`; ClosedError, ConcurrentUseError.
+        Raises: as `SendBack.send_back`; ConfigError where the group keeps order, but for dead
+            letters; ClosedError, ConcurrentUseError.
         """
+        if self._reader.is_orderly and delay_level >= 0:
+            problem = f"group {self.consumer_group} keeps order, so no message is sent back"
+            next_step = "hand it to give_again, or pass a delay_level below 0 for the dead letters"
+            raise ConfigError([f"{problem}; {next_step}"])
         with self._use.begin():
             queue = TopicQueue(self._stored(message.topic), message.queue_id)
             replay = replay_of(self._reader.replays, queue)
@@ -401,7 +406,8 @@ class PullConsumer(MovableMember):
         """Give all visible messages to a handler, one after the other, and commit.
 
         If the handler raises, or returns RECONSUME_LATER, the message is sent back before the next
-        one of its queue is served. So it is where the handler returns anything else than None or
+        one of its queue is served; in a group that keeps order its queue waits until it is tried
+        again. So it is where the handler returns anything else than None or
         a ConsumeStatus, or takes longer than `consume_timeout_s`. In the last case the member also
         leaves the group: others go on behind the message, and this call does once the handler
         returns. KeyboardInterrupt and SystemExit end the run: messages before this one are

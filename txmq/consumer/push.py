@@ -154,6 +154,8 @@ class MessagePush:
         self._reader, self._handler, self._clock = reader, handler, clock
         self._timeout_s, self._turn_ms = settings.consume_timeout_s, settings.consume_turn_s * 1000
         self._of_a_queue = settings.pull_batch_size
+        self._max_times = settings.max_reconsume_times
+        self._suspend_s = settings.suspend_current_queue_time_s
         self._lock = threading.Lock()
         self._call: _Call | None = None
         self._hanging = 0
@@ -265,7 +267,17 @@ class MessagePush:
             raise CallGivenUpError
         # A message whose handler was interrupted is handed out again.
         if not call.is_failed:
-            batch.finish(failure, self._reader.is_owned)
+            self._finish(batch, failure)
+
+    def _finish(self, batch: Batch, failure: str | BaseException | None) -> None:
+        """Note what became of the next message; in order it stays the next one of its queue."""
+        reader, (queue, message) = self._reader, batch.first
+        tries = reader.tries(queue, message.queue_offset) if reader.is_orderly else self._max_times
+        if failure is None or tries >= self._max_times or not reader.is_owned(queue):
+            batch.finish(failure, reader.is_owned, tries if reader.is_orderly else 0)
+            return
+        batch.leave_in_place()
+        reader.fail_in_place(queue, batch.unhandled(), self._suspend_s)
 
     # --- calls that hang --------------------------------------------------------------------
 
@@ -291,7 +303,7 @@ class MessagePush:
         reader, batch = self._reader, call.batch
         if not call.is_failed:
             error = ConsumeTimeoutError(self._timeout_s)
-            batch.finish(error, reader.is_owned)
+            self._finish(batch, error)
             call.is_failed = True
             self._handler.report_aside(call.message, error)
         batch.send_back(reader.send_back)
@@ -363,6 +375,11 @@ class Batch:
         return ConsumeResult(self._consumed, self._sent_back)
 
     @property
+    def first(self) -> QueueMessage:
+        """The message that is next, with its queue."""
+        return self._waiting[0]
+
+    @property
     def is_done(self) -> bool:
         """Whether no message waits any more."""
         return not self._waiting
@@ -385,21 +402,35 @@ class Batch:
         return message
 
     def finish(
-        self, failure: str | BaseException | None, is_owned: Callable[[TopicQueue], bool]
+        self,
+        failure: str | BaseException | None,
+        is_owned: Callable[[TopicQueue], bool],
+        tries: int = 0,
     ) -> None:
         """Note what became of the next message; None means that the handler handled it.
 
         A failure counts only while the queue is owned: else another member has the message.
+        `tries` is how often it has failed in its place before.
         """
-        queue, message = self._waiting.popleft()
-        self._consumed += 1
-        if queue != self._served:
-            self._served, self._served_ms = queue, 0
+        queue, message = self._taken()
         if failure is not None and not is_owned(queue):
             self._left_out.setdefault(queue, message)
         elif failure is not None:
             replay = replay_of(self._replays, queue)
-            self._failed.append((queue, FailedMessage(message, failure, replay=replay)))
+            self._failed.append(
+                (queue, FailedMessage(message, failure, replay=replay, tries=tries))
+            )
+
+    def leave_in_place(self) -> None:
+        """Leave the next message for another try, with all behind it in its queue."""
+        self._left_out.setdefault(*self._taken())
+
+    def _taken(self) -> QueueMessage:
+        queue, message = self._waiting.popleft()
+        self._consumed += 1
+        if queue != self._served:
+            self._served, self._served_ms = queue, 0
+        return queue, message
 
     def add_to_turn(self, took_ms: int, turn_ms: float) -> None:
         """Add the time of a call to the turn of its queue, whose next messages wait if it is over.

@@ -54,6 +54,7 @@ class FailedMessage:
             for the dead letters at once (R107).
         replay: how often the group went back over the message on purpose. A message is sent back
             once for each number.
+        tries: how often it has failed in its place before.
 
     Raises: InvalidReasonError, InvalidMessageError.
     """
@@ -62,12 +63,13 @@ class FailedMessage:
     reason: str | BaseException
     delay_level: int = 0
     replay: int = 0
+    tries: int = 0
 
     def __post_init__(self) -> None:
         """Check the types."""
         if not isinstance(self.reason, str | BaseException):
             raise InvalidReasonError(f"must be a str, not {type(self.reason).__name__}")
-        for name in ("delay_level", "replay"):
+        for name in ("delay_level", "replay", "tries"):
             value = getattr(self, name)
             # bool is an int in Python.
             if not isinstance(value, int) or isinstance(value, bool):
@@ -212,7 +214,7 @@ class SendBack:
 
     def _keyed_message(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
-        times = message.reconsume_times if is_retry else 0
+        times = message.reconsume_times if is_retry else failed.tries
         is_dead = failed.delay_level < 0 or times >= self._max_times
         name = dead_letter_topic if is_dead else retry_topic
         retry = Message.as_stored(

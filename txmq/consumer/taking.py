@@ -392,6 +392,7 @@ class QueuePosition:
         next_offset: the first offset that was not handed out.
         is_busy: whether messages were handed out since the last commit.
         read_in: the commit of its topic that `next_offset` was read in; None if it is not known.
+        suspended_until_ms: it is not served before; of the clock of durations.
         doubt_end: messages before it may have been handed out, and sent back, without a commit;
             None before the first look at the queue.
     """
@@ -402,6 +403,7 @@ class QueuePosition:
     is_busy: bool = False
     read_in: TopicCommit | None = None
     doubt_end: int | None = None
+    suspended_until_ms: int = 0
     _messages: list[ReceivedMessage] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)
     _sizes_bytes: list[int] = field(default_factory=list)

@@ -46,13 +46,14 @@ class ReceivedMessage:
     `reconsume_times`, `origin_topic` and `origin_message_id` tell where it comes from.
     """
 
-    __slots__ = ("_body", "_effects", "_row", "_rows")
+    __slots__ = ("_body", "_effects", "_row", "_rows", "_tries")
 
     def __init__(self, rows: MessageRows, row: int) -> None:
         """View one row."""
         self._rows, self._row = rows, row
         # Where it took effect since it was handed out.
         self._effects: frozenset[str] = frozenset()
+        self._tries = 0
         # Decoded once, where the consumer has a codec.
         self._body: bytes | None = None
 
@@ -169,8 +170,8 @@ class ReceivedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was sent back before; 0 for a message that is no retry."""
-        return sent_back_times(self.properties) or 0
+        """How often it was sent back before, or has failed in its place; 0 at the first try."""
+        return self._tries or sent_back_times(self.properties) or 0
 
     @property
     def origin_topic(self) -> str:
@@ -229,6 +230,11 @@ class MessageRows:
 def note_effect(message: ReceivedMessage, effect_id: str) -> None:
     """Note that a message took effect for a group in a table: its retry, if any, says so."""
     message._effects |= {effect_id}  # noqa: SLF001 - users only read messages
+
+
+def note_tries(message: ReceivedMessage, tries: int) -> None:
+    """Note how often a message has failed in its place."""
+    message._tries = tries  # noqa: SLF001 - as `note_effect`
 
 
 def effects_of(message: ReceivedMessage) -> frozenset[str]:

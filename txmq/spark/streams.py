@@ -242,6 +242,10 @@ class Consumer:
         )  # fmt: skip
         settings = self.store.config.of_consumer_group(subscription.consumer_group)
         timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
+        if settings.consume_message_orderly and mode is ConsumeMode.CLUSTERING:
+            name = subscription.consumer_group
+            problem = f"group {name} keeps order, and rows of a DataFrame that fail would leave it"
+            raise ConfigError([f"{problem}; use PullConsumer, or readStream.format('txmq')"])
         reader = GroupReader(self.store, subscription, SystemClock(), consume_timeout_s=timeout_s)
         frames = TopicFrames(self.store, spark, subscription.filters, self.namespace)
         return SparkBatches(RangeReader(reader), frames, handler, max_messages, on_error)

@@ -65,6 +65,8 @@ class ConsumeSettings:
     consume_timeout_s: float
     pull_batch_size: int
     consume_turn_s: float
+    consume_message_orderly: bool
+    suspend_current_queue_time_s: float
 
 
 GROUP_KEYS = tuple(spec.name for spec in fields(CheckSettings))
@@ -272,6 +274,14 @@ class Config:
     )  # fmt: skip
     consume_turn_s: float = setting(
         1.0, "time that a handler is given messages of one queue, before the next has its turn",
+        at_least=0.0,
+    )  # fmt: skip
+    consume_message_orderly: bool = setting(
+        False,  # noqa: FBT003 - a default
+        "whether a message that fails is tried again in its place, before the next of its queue",
+    )
+    suspend_current_queue_time_s: float = setting(
+        1.0, "time that a queue rests before a message is tried again in its place",
         at_least=0.0,
     )  # fmt: skip
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
