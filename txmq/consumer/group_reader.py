@@ -117,7 +117,7 @@ class GroupReader:
         return GroupMember(
             store, group, replace(subscription.settings, is_orderly=is_orderly), subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
-            read_in=self._positions.read_in,
+            read_in=self._positions.read_in, tries=self._positions.tries,
             consume_timeout_s=consume_timeout_s or settings.consume_timeout_s,
         )  # fmt: skip
 
@@ -152,10 +152,9 @@ class GroupReader:
         return self._member.settings.is_orderly
 
     def tries(self, queue: TopicQueue, offset: int) -> int:
-        """Return how often a message has failed in its place; only the next one of a queue can."""
+        """Return how often a message has failed in its place."""
         position = self._positions.get(queue)
-        is_next = position is not None and position.committed == offset
-        return self._member.held.tries.get(queue, 0) if is_next else 0
+        return 0 if position is None or position.tried_offset != offset else position.tries
 
     @property
     def queues(self) -> Collection[TopicQueue]:
@@ -315,7 +314,7 @@ class GroupReader:
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError.
         """
         handed = self._taking.take(count, self.servable, of_a_queue or count)
-        if self._member.held.tries:
+        if self.is_orderly:
             for queue, message in handed:
                 note_tries(message, self.tries(queue, message.queue_offset))
         return handed
@@ -381,29 +380,28 @@ class GroupReader:
         Commits: one, or none if no offset has moved. Raises: StorageError.
         """
         commits = self._positions.commits(unhandled)
-        refused = self._member.swap(commits, tuple(unhandled or ())) if commits else frozenset()
+        must_swap = commits or self._has_new_tries()
+        refused = self._member.swap(commits, tuple(unhandled or ())) if must_swap else frozenset()
         self._after_swap(commits, refused)
         lost = refused | self._positions.take_lost()
         self._positions.follow(self._member.held)
         offsets = {q: offset for q, (_, offset) in commits.items() if q not in refused}
         return CommitResult(offsets, frozenset(lost))
 
-    def fail_in_place(
-        self, queue: TopicQueue, unhandled: Mapping[TopicQueue, int], suspend_s: float
-    ) -> None:
-        """Count a try of the first unhandled message of a queue, which waits before the next one.
+    def fail_in_place(self, queue: TopicQueue, offset: int, suspend_s: float) -> None:
+        """Count a try of a message, and let its queue rest; 0 commits.
 
-        Commits: one. Raises: StorageError.
+        The next commit keeps the count: a member that is killed before forgets it.
         """
-        position = self._positions.get(queue)
-        if position is None:
-            return
-        commits = self._positions.commits(unhandled)
-        failed = {queue: (position.epoch, unhandled[queue])}
-        refused = self._member.swap(commits, tuple(unhandled), failed)
-        position.suspended_until_ms = elapsed_ms(self._clock) + round(suspend_s * 1000)
-        self._after_swap(commits, refused)
-        self._positions.follow(self._member.held)
+        if position := self._positions.get(queue):
+            position.tries, position.tried_offset = self.tries(queue, offset) + 1, offset
+            position.suspended_until_ms = elapsed_ms(self._clock) + round(suspend_s * 1000)
+
+    def _has_new_tries(self) -> bool:
+        held = self._member.held.tries
+        return any(
+            held.get(queue) != count for queue, (_, _, count) in self._positions.tries().items()
+        )
 
     def _after_swap(self, commits: Commits, refused: frozenset[TopicQueue]) -> None:
         self._committed_s = time.monotonic()
@@ -460,6 +458,7 @@ class GroupReader:
             if position is not None and queue not in refused:
                 position.move_to(offsets[queue])
                 position.committed, position.is_busy = offsets[queue], False
+                position.tries = 0
                 position.read_in = now[queue]
         for queue, position in positions.items():
             if position is None or queue in refused:

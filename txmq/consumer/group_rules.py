@@ -61,6 +61,8 @@ class TopicCommit(NamedTuple):
 Offsets = Mapping[TopicQueue, int]
 # Of each queue the epoch in which the member got it, and the next offset.
 Commits = Mapping[TopicQueue, tuple[int, int]]
+# Of each queue the epoch, the offset of a message that has failed in its place, and how often.
+Tries = Mapping[TopicQueue, tuple[int, int, int]]
 # The key of the replays of every queue that has none of its own: no topic has this name.
 EVERY_QUEUE = TopicQueue("", 0)
 _NO_OFFSETS: Offsets = {}
@@ -197,7 +199,7 @@ class GroupState:
         commits: Commits | None = None,
         busy: Collection[TopicQueue] = (),
         followed: Followed = _NO_COMMITS,
-        failed: Commits | None = None,
+        tries: Tries | None = None,
     ) -> SwapResult:
         """Do all that a member does in one swap.
 
@@ -206,7 +208,7 @@ class GroupState:
         itself.
         """
         result = self.committed(me, commits or {}, followed=followed)
-        after = result.state.tried(me, failed or {}).renewed(me, lease_end_ms).without_gone(gone)
+        after = result.state.tried(me, tries or {}).renewed(me, lease_end_ms).without_gone(gone)
         return SwapResult(after.shared_out(me, busy), result.refused)
 
     # --- members ----------------------------------------------------------------------------
@@ -378,18 +380,21 @@ class GroupState:
         after = self._with_offsets(reader, {**stored, **moved})._noted(reader, moved, followed)  # noqa: SLF001
         return SwapResult(after._replayed(stored, moved), refused)  # noqa: SLF001
 
-    def tried(self, me: Owner, failed: Commits) -> GroupState:
-        """Count one more try of these messages, each at the next offset of its queue.
+    def tried(self, me: Owner, tries: Tries) -> GroupState:
+        """Keep how often messages have failed, each at the next offset of a queue of this member.
 
-        `failed` is as the offsets of `committed`; what the member does not have is left out.
+        Others are left out: what has them now, or comes back to them, begins anew.
         """
+        if not tries:
+            return self
         held, stored = self.held_by(me), self.offsets_of(me.member_id)
-        more = {
-            queue: self.tries.get(queue, 0) + 1
-            for queue, (epoch, offset) in failed.items()
+        counts = {
+            queue: count
+            for queue, (epoch, offset, count) in tries.items()
             if held.get(queue) == epoch and stored.get(queue) == offset
         }
-        return replace(self, tries={**self.tries, **more}) if more else self
+        after = {**self.tries, **counts}
+        return self if after == self.tries else replace(self, tries=after)
 
     def reset(self, offsets: Offsets, read_in: Followed = _NO_COMMITS) -> GroupState:
         """Set other offsets, in BROADCASTING for each member.

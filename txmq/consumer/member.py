@@ -22,6 +22,7 @@ from txmq.consumer.group_rules import (
     Owner,
     SwapResult,
     TopicQueue,
+    Tries,
 )
 from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
@@ -39,7 +40,6 @@ RENEWAL, LATE_RENEWAL = 1 / 3, 1 / 2
 RENEWAL_LOOK = 1 / 6
 UNFAIR_LOOK_S = 0.1
 _NOBODY = Owner("", 0)
-_NONE_FAILED: Commits = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class GroupMember:
         clock: measures leases; only durations count.
         seen_queues: the numbers of queues that the topics show.
         read_in: the commit of its topic that the offset of each queue was read in.
+        tries: how often messages have failed in their places.
         consume_timeout_s: a member that has not asked for messages for so long is stuck, and its
             lease ends.
     """
@@ -95,6 +96,7 @@ class GroupMember:
         clock: Clock,
         seen_queues: Callable[[], Mapping[str, int]],
         read_in: Callable[[Collection[TopicQueue]], Followed],
+        tries: Callable[[], Tries],
         consume_timeout_s: float,
     ) -> None:
         """Write nothing before `join`."""
@@ -103,7 +105,7 @@ class GroupMember:
         self._starts = GroupStart(store, start, group.retry_topic)
         self._lease_ms = round(store.config.consumer_lease_s * 1000)
         self._catalog, self._seen_queues = TopicCatalog(store), seen_queues
-        self._read_in = read_in
+        self._read_in, self._tries = read_in, tries
         self._lock = threading.RLock()
         self._me, self._state, self._held = _NOBODY, GroupState(), HeldQueues()
         self._lease = OwnLease(clock, self._lease_ms)
@@ -258,15 +260,8 @@ class GroupMember:
                 return self.swap(commits, busy)
             return None
 
-    def swap(
-        self,
-        commits: Commits,
-        busy: Collection[TopicQueue] = (),
-        failed: Commits = _NONE_FAILED,
-    ) -> frozenset[TopicQueue]:
+    def swap(self, commits: Commits, busy: Collection[TopicQueue] = ()) -> frozenset[TopicQueue]:
         """Commit offsets, renew the lease and adjust the share of the queues: one commit.
-
-        `failed` are messages that have failed in their place, see `GroupState.tried`.
 
         Returns:
             The queues whose offsets were refused, because the member does not have them any more.
@@ -275,7 +270,7 @@ class GroupMember:
         """
         with self._lock:
             self._asked_s = time.monotonic()
-            return self._commit(lambda state: self._swapped(state, commits, busy, failed))
+            return self._commit(lambda state: self._swapped(state, commits, busy))
 
     def seek(self, offsets: Commits, seen_in: Followed) -> frozenset[TopicQueue]:
         """Set the offsets of queues of this member, back or forth: one commit.
@@ -351,14 +346,14 @@ class GroupMember:
         self._adopt(self._group.change(change, self._clock.now_ms()))
 
     def _swapped(
-        self, state: GroupState, commits: Commits, busy: Collection[TopicQueue], failed: Commits
+        self, state: GroupState, commits: Commits, busy: Collection[TopicQueue]
     ) -> SwapResult:
         if not state.is_member(self._me):
             return SwapResult(state, frozenset(commits))
         number = self._lease.next_number(state.members[self.member_id])
         result = state.grown(self._queues()).swapped(
             self._me, gone=self._others_gone(state), lease_end_ms=number,
-            commits=commits, busy=busy, followed=self._read_in(commits), failed=failed,
+            commits=commits, busy=busy, followed=self._read_in(commits), tries=self._tries(),
         )  # fmt: skip
         return SwapResult(self._with_starts(result.state), result.refused)
 

@@ -277,7 +277,7 @@ class MessagePush:
             batch.finish(failure, reader.is_owned, tries if reader.is_orderly else 0)
             return
         batch.leave_in_place()
-        reader.fail_in_place(queue, batch.unhandled(), self._suspend_s)
+        reader.fail_in_place(queue, message.queue_offset, self._suspend_s)
 
     # --- calls that hang --------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from txmq.consumer.group_rules import Commits, TopicCommit, TopicQueue, replay_of
+from txmq.consumer.group_rules import Commits, TopicCommit, TopicQueue, Tries, replay_of
 from txmq.consumer.member import GroupMember, HeldQueues
 from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.reader import Run, TopicReader
@@ -262,7 +262,10 @@ class QueuePositions:
         for queue, epoch in epochs.items():
             if queue not in self._positions and queue in held.offsets:
                 offset, commit = held.offsets[queue], held.followed.get(queue)
-                self._positions[queue] = QueuePosition(epoch, offset, offset, read_in=commit)
+                self._positions[queue] = QueuePosition(
+                    epoch, offset, offset,
+                    read_in=commit, tried_offset=offset, tries=held.tries.get(queue, 0),
+                )  # fmt: skip
 
     def take_lost(self) -> set[TopicQueue]:
         """Return the queues that were lost while their messages were in the hands of the caller.
@@ -328,6 +331,14 @@ class QueuePositions:
         commits = {queue: at.read_in for queue, at in self._positions.items() if queue in queues}
         return {queue: commit for queue, commit in commits.items() if commit is not None}
 
+    def tries(self) -> Tries:
+        """Return how often messages that are not committed have failed in their places."""
+        return {
+            queue: (at.epoch, at.tried_offset, at.tries)
+            for queue, at in self._positions.items()
+            if at.tries and at.tried_offset >= at.committed
+        }
+
     def idle_commits(self) -> Commits:
         """Return the offsets to commit of idle queues: messages that filters held back."""
         busy = self.busy()
@@ -392,6 +403,7 @@ class QueuePosition:
         next_offset: the first offset that was not handed out.
         is_busy: whether messages were handed out since the last commit.
         read_in: the commit of its topic that `next_offset` was read in; None if it is not known.
+        tried_offset, tries: how often the message at this offset has failed in its place.
         suspended_until_ms: it is not served before; of the clock of durations.
         doubt_end: messages before it may have been handed out, and sent back, without a commit;
             None before the first look at the queue.
@@ -403,6 +415,8 @@ class QueuePosition:
     is_busy: bool = False
     read_in: TopicCommit | None = None
     doubt_end: int | None = None
+    tried_offset: int = 0
+    tries: int = 0
     suspended_until_ms: int = 0
     _messages: list[ReceivedMessage] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)

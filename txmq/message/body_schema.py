@@ -174,10 +174,13 @@ class BodySchema:
         """Say what differs from an earlier schema beside new fields that may be null.
 
         Without differences all bodies of the earlier one have this schema, and readers of its
-        columns see what they saw. Names and comments of the top level do not count.
+        columns see what they saw. Name and comment of the top level do not count.
         """
         if self.encoding is not earlier.encoding:
             return [f"its encoding is {self.encoding.value}, and was {earlier.encoding.value}"]
+        # Names of types in it mean others then.
+        if _namespace_of(self) != _namespace_of(earlier):
+            return ["its namespace is not the same"]
         before, after = _fields_of(earlier), _fields_of(self)
         faults = [
             f"{name} is {'not the same' if name in after else 'missing'}"
@@ -292,6 +295,11 @@ def _json_object(schema: object) -> Mapping[str, Any]:
 
 def _fields_of(schema: BodySchema) -> dict[str, Any]:
     return {value["name"]: value for value in json.loads(schema.schema_json)["fields"]}
+
+
+def _namespace_of(schema: BodySchema) -> str:
+    value = json.loads(schema.schema_json)
+    return (_full_name(value, "") or "").rpartition(".")[0]
 
 
 def _text_of(value: object) -> str:

@@ -121,21 +121,26 @@ class StoreTables:
         """Return a topic; its table may not exist yet, see `create_topic`."""
         return TopicLog(topic, self._topic_table(topic), mark_id(op_table_id))
 
-    def create_topic(self, topic: str) -> None:
-        """Make the table of a topic if there is none, with the body schema of its settings.
+    def create_topic(self, topic: str, *, exactly: bool = False) -> None:
+        """Make the table of a topic if there is none, and have it take the bodies of its settings.
+
+        `exactly` as in `set_body_schema`.
 
         Commits: one for a new table; up to two if its body schema changes.
 
         Raises: BodySchemaConflictError if it has messages with another body schema.
         """
-        settings = self.topic_register().read().settings.get(topic)
-        path = _TOPICS + check_readable_topic(topic)
-        body = None if settings is None else settings.body_schema
+
+        def read() -> BodySchema | None:
+            settings = self.topic_register().read().settings.get(topic)
+            return None if settings is None else settings.body_schema
+
+        path, body = _TOPICS + check_readable_topic(topic), read()
         if body is None:
             self._create(_topic_schema(topic), path)
         else:
             self._create(typed_schema(body), path, {BODY_SCHEMA_PROPERTY: body.to_json()})
-        set_body_schema(self._topic_table(topic), topic, body)
+        set_body_schema(self._topic_table(topic), topic, read, exactly=exactly)
 
     def check_body_schema(self, topic: str, body: BodySchema | None) -> None:
         """Raise BodySchemaConflictError or StorageError if its table cannot take these bodies."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -320,27 +320,36 @@ def typed_columns(body: BodySchema) -> pa.Schema:
     return pa.schema([*TOPIC.columns, *body.columns])
 
 
-def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
-    """Make a topic take these bodies: up to two commits.
+def set_body_schema(
+    table: Table, topic: str, read: Callable[[], BodySchema | None], *, exactly: bool = False
+) -> None:
+    """Make a topic take the bodies that `read` tells: up to two commits.
 
     One that has messages takes those of a wider schema, see `BodySchema.differences`. Earlier
     columns stay and are null. Each commit is computed anew, and refused where anybody was faster:
-    messages may come in between.
+    messages may come in between. `read` is called for each, and once more at the end.
+
+    Args:
+        table: of the topic.
+        topic: its name, for errors.
+        read: the schema now; None takes any bytes.
+        exactly: whether a topic without messages, which takes these bodies and others, changes.
 
     Raises: as `check_body_schema`; CommitConflictError.
     """
-    columns = [] if body is None else list(body.columns)
 
     def compute() -> bool:
         """Make the next commit, if there is one to make. Tell whether it was the last one."""
-        if not _must_change(table, topic, body):
+        body = read()
+        columns = [] if body is None else list(body.columns)
+        if not _must_change(table, topic, body, exactly=exactly):
             return True
         if table.writer.check_columns(columns):
             table.writer.add_columns(columns, directly=True)
             return False
         text = "" if body is None else body.to_json()
         table.writer.set_properties({BODY_SCHEMA_PROPERTY: text}, directly=True)
-        return True
+        return body == read()
 
     while not until_committed(table, compute):
         pass
@@ -352,15 +361,16 @@ def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool
     Raises: BodySchemaConflictError if the topic has messages of other bodies; StorageError if an
         earlier column has the same name and another type.
     """
-    return _must_change(table.refresh(), topic, body)
+    return _must_change(table.refresh(), topic, body, exactly=True)
 
 
-def _must_change(table: Table, topic: str, body: BodySchema | None) -> bool:
-    """Do as `check_body_schema`, by the pinned version."""
-    before = body_schema_in(table)
-    if before == body:
+def _must_change(table: Table, topic: str, body: BodySchema | None, *, exactly: bool) -> bool:
+    """Do as `check_body_schema`, by the pinned version; `exactly` as in `set_body_schema`."""
+    before, has_messages = body_schema_in(table), bool(table.files.all())
+    takes_it = before is not None and body is not None and not before.differences(body)
+    if before == body or (takes_it and (has_messages or not exactly)):
         return False
-    if table.files.all() and (problem := _problem_of_change(before, body)):
+    if has_messages and (problem := _problem_of_change(before, body)):
         raise BodySchemaConflictError(topic, f"{problem}; choose another topic")
     table.writer.check_columns([] if body is None else list(body.columns))
     return True

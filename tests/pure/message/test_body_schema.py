@@ -519,3 +519,20 @@ def test_wider_schema_has_no_differences() -> None:
     assert after.differences(before) == after.differences(after) == []
     assert renamed.differences(before) == before.differences(renamed) == []
     assert avro_schema(ORDER_FIELD).differences(before) == ["its encoding is avro, and was json"]
+
+
+def test_another_namespace_makes_names_mean_other_types() -> None:
+    colours = [
+        field("a", {"type": "enum", "name": "Colour", "symbols": ["RED"]}),
+        field("b", {"type": "enum", "name": "Colour", "namespace": "n", "symbols": ["UP"]}),
+        field("c", "Colour"),
+    ]
+    colours[0]["type"]["namespace"] = ""
+    before, spaced, dotted = (
+        BodySchema.parse({"encoding": "json", "schema": {**record(*colours), **more}})
+        for more in ({}, {"namespace": "n"}, {"name": "n.Paid"})
+    )
+
+    assert spaced.differences(before) == dotted.differences(before)
+    assert spaced.differences(before) == ["its namespace is not the same"]
+    assert spaced.differences(dotted) == []

@@ -33,6 +33,7 @@ from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay_service import DelayService
 from txmq.publish.publisher import Publisher
+from txmq.store import tables
 from txmq.store.schemas import SCHEDULE, TOPIC
 from txmq.store.store import Store
 from txmq.store.topic import BODY_SCHEMA_PROPERTY, body_schema_in, set_body_schema
@@ -509,18 +510,44 @@ def test_topic_with_old_and_new_fields_is_compacted_and_rebuilt(
     assert all(result.violation_count == 0 for result in verify(typed.location).results)
 
 
+@pytest.mark.parametrize("narrow", ["create_topic", "alter"])
+def test_operator_who_comes_late_takes_no_field_away(
+    typed: Store, producer: TransactionProducer, monkeypatch: pytest.MonkeyPatch, narrow: str
+) -> None:
+    real, calls = tables.set_body_schema, list[str]()
+
+    def overtaken(*arguments: Any, **options: Any) -> None:
+        if not calls:
+            calls.append("alter")
+            widened(typed)
+        real(*arguments, **options)
+
+    monkeypatch.setattr(tables, "set_body_schema", overtaken)
+    if narrow == "alter":
+        Topics(typed).alter(ORDERS, body={**JSON.to_dict(), "schema": {**ORDER, "name": "Same"}})
+    else:
+        typed.tables.create_topic(ORDERS)
+    commit(producer, Message(ORDERS, body(0, gift="a rose")))
+    publish(typed)
+
+    assert gifts(typed) == [(0, "a rose")]
+
+
 def test_operator_who_was_killed_before_the_settings_widens_again(
     typed: Store, producer: TransactionProducer
 ) -> None:
     commit(producer, Message(ORDERS, body(0)))
     publish(typed)
     wider = BodySchema.parse({"encoding": "json", "schema": WIDER})
-    set_body_schema(typed.tables.table_at(f"topics/{ORDERS}"), ORDERS, wider)
+    set_body_schema(typed.tables.table_at(f"topics/{ORDERS}"), ORDERS, lambda: wider)
 
     commit(producer, Message(ORDERS, body(1)))
     publish(typed)
+    other = record(*ORDER["fields"], field("other", ["null", "string"]), name="Order")
     with pytest.raises(BodySchemaConflictError, match="gift is missing"):
-        Topics(typed).alter(ORDERS, body={**JSON.to_dict(), "schema": {**ORDER, "name": "Other"}})
+        Topics(typed).alter(ORDERS, body={**JSON.to_dict(), "schema": other})
+    Topics(typed).alter(ORDERS, body=JSON.to_dict(), queue_nums=9)
+    assert kept_schema(typed) == wider
     widened(typed)
     commit(producer, Message(ORDERS, body(2, gift="a rose")))
     publish(typed)

@@ -20,7 +20,7 @@ from tests.kit.backup_world import (
     consumed,
     kill_at,
 )
-from tests.kit.reading import topic_rows
+from tests.kit.reading import publish, topic_rows
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.delta import failures as retries
 from txmq.delta.folder import UNFINISHED
@@ -28,6 +28,7 @@ from txmq.delta.log_files import clean_log
 from txmq.delta.parquet import write_file
 from txmq.errors import BackupError
 from txmq.maintenance.service import Maintenance
+from txmq.message.message import Message
 from txmq.ops.admin.doctor import findings_of_order
 from txmq.ops.admin.groups import ConsumerGroups
 from txmq.ops.admin.topics import Topics
@@ -37,6 +38,7 @@ from txmq.ops.backup.backup import Progress, back_up
 from txmq.ops.backup.manifest import MANIFEST, Manifest
 from txmq.ops.backup.place import BEGUN, STORE_FOLDER
 from txmq.ops.backup.restore import restore
+from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.known import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
 from txmq.store.store import Store
@@ -87,6 +89,35 @@ def test_whatever_happens_between_two_tables_nothing_is_lost_and_groups_have_no_
         if row["queue_offset"] >= offsets.get(row["queue_id"], 0)
     ]
     assert sorted(consumed(store, life.clock)) == sorted(rest)
+
+
+def test_field_that_comes_between_topics_and_their_settings_pins_them_anew(
+    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = Topics(life.store)
+    fields = [{"name": "order", "type": "long"}, {"name": "gift", "type": ["null", "string"]}]
+    before, after = (
+        {
+            "encoding": "json",
+            "schema": {"type": "record", "name": "Order", "fields": fields[:count]},
+        }
+        for count in (1, 2)
+    )
+    topics.create("typed", body=before)
+
+    def widen() -> None:
+        topics.alter("typed", body=after)
+
+    before_pin(monkeypatch, "settled", widen)
+
+    result = back_up(life.store, tmp_path / "backup")
+
+    restore(result.location, tmp_path / "restored")
+    store = Store.open(tmp_path / "restored")
+    with TransactionProducer(store, producer_group="restored") as producer:
+        producer.send(Message("typed", b'{"order": 1, "gift": "a rose"}'))
+    publish(store)
+    assert topic_rows(store, "typed")[0]["gift"] == "a rose"
 
 
 def offsets_of(store: Store) -> dict[int, int]:
@@ -188,7 +219,9 @@ def test_a_store_that_stands_still_never_is_told_so(
     numbers = iter(range(1_000))
     monkeypatch.setattr(pins, "_still_versions", lambda _: {"maintenance": next(numbers)})
 
-    with pytest.raises(BackupError, match="state/maintenance or state/set_aside changed"):
+    with pytest.raises(
+        BackupError, match="state/maintenance or state/set_aside or state/topics changed"
+    ):
         back_up(life.store, str(tmp_path / "backup"))
 
 

@@ -78,7 +78,7 @@ def test_body_schema_is_refused_where_messages_come_after_its_columns(
     monkeypatch.setattr(TableWriter, "add_columns", overtaken)
 
     with pytest.raises(BodySchemaConflictError, match="has messages"):
-        set_body_schema(topic.table, "orders", body)
+        set_body_schema(topic.table, "orders", lambda: body)
 
     assert next(offsets, None) is None
     assert body_schema_in(topic.table.refresh()) is None
@@ -98,7 +98,7 @@ def test_body_schema_is_refused_where_messages_come_right_before_its_commit(
     monkeypatch.setattr(TableWriter, step, overtaken)
 
     with pytest.raises(BodySchemaConflictError, match="has messages"):
-        set_body_schema(topic.table, "orders", body_of("amount"))
+        set_body_schema(topic.table, "orders", lambda: body_of("amount"))
 
     assert body_schema_in(topic.table.refresh()) is None
     assert (topic.table.log.column_names == before) == (step == "add_columns")
@@ -111,13 +111,13 @@ def test_body_schema_is_set_again_where_another_one_was_faster(
     set_properties, others = TableWriter.set_properties, iter([body_of("count")])
 
     def overtaken(table: TableWriter, values: Mapping[str, str], *, directly: bool) -> None:
-        for other in others:
-            set_body_schema(rival, "orders", other)
+        if other := next(others, None):
+            set_body_schema(rival, "orders", lambda: other)
         set_properties(table, values, directly=directly)
 
     monkeypatch.setattr(TableWriter, "set_properties", overtaken)
 
-    set_body_schema(topic.table, "orders", body)
+    set_body_schema(topic.table, "orders", lambda: body)
 
     assert body_schema_in(topic.table.refresh()) == body
     assert {"amount", "count"} <= set(topic.table.log.column_names)

@@ -294,7 +294,7 @@ class Topics:
             before = settings_before[-1]
             if body is not None and not _takes_all_of(registered.settings[topic], before):
                 self._confirm_unused(topic, before)
-            self._store.tables.create_topic(topic)
+            self._store.tables.create_topic(topic, exactly=True)
         return registered.settings[topic]
 
     def delete(self, topic: str, *, apply: bool = False) -> TopicDeletion:
@@ -412,7 +412,7 @@ class Topics:
             return
         table = self._store.tables.table_at(f"topics/{topic}")
         if table.exists():
-            set_body_schema(table, topic, after.body_schema)
+            set_body_schema(table, topic, lambda: after.body_schema)
 
     def _confirm_unused(self, topic: str, before: TopicSettings | None) -> None:
         """Take a new body schema back if a transaction named the topic before producers saw it.
@@ -619,7 +619,7 @@ def _delete(store: Store, table: Table, plan: TopicDeletion, now_ms: int) -> Non
         remove_messages(table, table.files.all(), told.before, told.begin)
         _delete_files(table)
         # A new topic of this name may have another schema.
-        set_body_schema(table, plan.topic, None)
+        set_body_schema(table, plan.topic, lambda: None)
 
 
 def _delete_files(table: Table) -> None:

@@ -55,8 +55,9 @@ PIN_ATTEMPTS = 10
 SCHEDULE = f"topics/{SCHEDULE_TOPIC}"
 # They are pinned last: what retention has taken, and what topics shall be, is said before it is so.
 _LAST = ("maintenance", "topics")
-# While one of these changes, rows move to where an older pin does not show them.
-_STILL = ("maintenance", SET_ASIDE)
+# While one of these changes, rows move to where an older pin does not show them, or a topic gets a
+# field that the older pin of its table lacks.
+_STILL = ("maintenance", SET_ASIDE, "topics")
 # One thread reads and one hashes while another waits for a disk.
 THREADS_OF_DISKS = 4
 # So many files are named to the threads at once.
