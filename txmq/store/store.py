@@ -263,7 +263,10 @@ class Store:
         """
         table = self.tables.table_at(f"topics/{check_readable_topic(topic)}")
         if not table.exists():
-            problem = "has no table yet; its first committed message makes it"
+            problem = (
+                "has no table yet: a broker makes it with the first message that was committed; "
+                "is one running? See txmq status"
+            )
             raise TopicNotFoundError(topic, problem)
         return spark_location(table.location)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def test_examples_read_a_topic_and_join_a_stream_with_a_table(
     orders = spark.range(4).selectExpr("concat('order-', id) AS order_id")
     names = {"spark": spark, "location": store.location, "checkpoint": str(tmp_path / "point")}
     names |= {"forward_checkpoint": str(tmp_path / "forward")}
+    names |= {"named_checkpoint": str(tmp_path / "named"), "run_time": datetime.now(UTC)}
     names["producer"] = TransactionProducer(store, producer_group="shop")
     for name, rows in (("orders_table", orders), ("paid_orders_table", None)):
         names[name] = str(tmp_path / name)
@@ -30,6 +32,8 @@ def test_examples_read_a_topic_and_join_a_stream_with_a_table(
             rows.write.format("delta").save(names[name])
 
     for example in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL):
+        if "order-named" in example:
+            publish(store)
         exec(example, names)  # noqa: S102 - our own page
 
     assert names["paid"].count() == 6
@@ -39,7 +43,9 @@ def test_examples_read_a_topic_and_join_a_stream_with_a_table(
     assert {body.decode() for body in bodies(store, "order-booked")} == {
         f'{{"order_id":"order-{n}","amount":{n / 2}}}' for n in range(3)
     }
-    assert len(bodies(store, "order-booked")) == 6
+    assert len(bodies(store, "order-booked")) == 9
+    # Three of each order, but for order-3, whose id became order-9.
+    assert len(bodies(store, "order-named")) == 9
     assert len(bodies(store, "order-forwarded")) == 4
     changed = spark.read.format("delta").load(names["orders_table"])
     assert changed.where("order_id = 'order-9'").count() == 1
