@@ -32,6 +32,7 @@ from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store
+from txmq.store.topic import body_schema_in, set_body_schema
 from txmq.store.topic_settings import TopicKind, TopicSettings
 from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
 from txmq.verify import verify
@@ -423,6 +424,31 @@ def test_topic_that_is_deleted_during_a_rebuild_stays_deleted(
     assert topic_rows(store, TOPIC) == []
     assert store.topics() == []
     assert verify(store.location).is_clean
+
+
+def test_topic_that_is_deleted_while_it_gets_a_field_has_none(
+    store: Store, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = [{"name": "order", "type": "long"}, {"name": "gift", "type": ["null", "string"]}]
+    before, after = (
+        {
+            "encoding": "json",
+            "schema": {"type": "record", "name": "Order", "fields": fields[:count]},
+        }
+        for count in (1, 2)
+    )
+    topics.create("typed", body=before)
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.undo()
+        topics.delete("typed", apply=True)
+        set_body_schema(*arguments)
+
+    monkeypatch.setattr("txmq.ops.admin.topics.set_body_schema", overtaken)
+    with pytest.raises(TopicNotFoundError):
+        topics.alter("typed", body=after)
+
+    assert body_schema_in(store.tables.table_at("topics/typed")) is None
 
 
 def test_maintenance_looks_after_what_is_left_of_a_deleted_topic(

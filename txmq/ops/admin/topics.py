@@ -289,7 +289,13 @@ class Topics:
             settings_before.append(before)
             return registered.with_settings(topic, after)
 
-        registered = self._swap(altered)
+        try:
+            registered = self._swap(altered)
+        except TopicNotFoundError:
+            # Deleted meanwhile: what is left of its table takes any bytes.
+            if settings_before:
+                self._store.tables.create_topic(topic, exactly=True)
+            raise
         if not isinstance(body, Keep):
             before = settings_before[-1]
             if body is not None and not _takes_all_of(registered.settings[topic], before):
