@@ -47,13 +47,17 @@ _DAMAGE = (StorageError, StoreFormatError, UnreadableFileError)
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary(Plain):
-    """A consumer group; names are stored names, `members` are the living members."""
+    """A consumer group; names are stored names, `members` are the living members.
+
+    `is_orderly` says whether a message that fails is tried again in its place.
+    """
 
     group: str
     mode: ConsumeMode
     subscription: Mapping[str, str]
     members: tuple[str, ...]
     lag: int
+    is_orderly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +293,8 @@ def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:
     """Sum up a group that was looked at."""
     settings, lag = group.state.settings, sum(queue.lag for queue in group.queues)
     members = tuple(group.state.living(clock.now_ms()))
-    return GroupSummary(group.name, settings.mode, dict(settings.subscription), members, lag)
+    subscription = dict(settings.subscription)
+    return GroupSummary(group.name, settings.mode, subscription, members, lag, settings.is_orderly)
 
 
 def _queues_to_reset(
