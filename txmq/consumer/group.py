@@ -24,6 +24,8 @@ from txmq.store.topic_settings import MAX_QUEUE_NUMS
 
 # A group is one value, which each member reads whole and writes again with each renewal.
 MEMBERS_MAX = 10_000
+# The largest `max_reconsume_times`.
+TRIES_MAX = 10_000
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -165,7 +167,8 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
         },
         owners={queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
         replays=dict(_flat(value["replays"])),
-        tries=dict(_flat(value.get("tries", {}))),
+        # Who wrote more wrote no count.
+        tries={q: min(max(n, 0), TRIES_MAX) for q, n in _flat(value.get("tries", {}))},
         epoch=value["epoch"],
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -313,16 +313,32 @@ class GroupReader:
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError.
         """
-        handed = self._taking.take(count, self.servable, of_a_queue or count)
+        self._taking.take(count, self.servable, of_a_queue or count)
         if self.is_orderly:
-            for queue, message in handed:
+            for queue, message in self.handed:
                 note_tries(message, self.tries(queue, message.queue_offset))
-        return handed
+        return list(self.handed)
+
+    @property
+    def handed(self) -> Sequence[QueueMessage]:
+        """The messages that the last `take` returned, or would have if nothing had interrupted it.
+
+        Until `note_received`: whom an interrupt keeps them from gives them again.
+        """
+        return self._taking.handed
+
+    def note_received(self) -> None:
+        """Note that the caller has what was handed out, and says what becomes of it."""
+        self._taking.handed = ()
+
+    def turn(self, queues: Iterable[TopicQueue]) -> None:
+        """Note that these queues have had their turn, for `servable`."""
+        self._positions.turn(queues)
 
     def servable(self) -> Iterator[tuple[TopicQueue, QueuePosition]]:
         """Yield the queues to serve now: not paused, and not to be given up to another member.
 
-        Those come first that were yielded longest ago, so that no queue is always last.
+        Those come first whose turn was longest ago, so that no queue is always last.
         """
         surplus, now_ms = self._member.held.surplus, elapsed_ms(self._clock)
         for queue, position in self._positions.in_turn():
@@ -458,7 +474,7 @@ class GroupReader:
             if position is not None and queue not in refused:
                 position.move_to(offsets[queue])
                 position.committed, position.is_busy = offsets[queue], False
-                position.tries = 0
+                position.tries = position.suspended_until_ms = 0
                 position.read_in = now[queue]
         for queue, position in positions.items():
             if position is None or queue in refused:

@@ -33,7 +33,7 @@ from txmq.consumer.offsets import (
 )
 from txmq.consumer.push import ConsumeResult, ConsumerHandle, MessagePush
 from txmq.consumer.send_back import FailedMessage, SendsBack
-from txmq.consumer.taking import QueueMessage, first_handed, first_offsets
+from txmq.consumer.taking import first_handed, first_offsets
 from txmq.errors import ConfigError, QueueNotOwnedError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.ground.handles import OfOneProcess
@@ -296,14 +296,14 @@ class PullConsumer(MovableMember):
             StorageError: a table cannot be read or written.
         """
         check_poll(max_messages, timeout_s)
-        polled: list[QueueMessage] = []
+        self._reader.note_received()
         try:
             with self._use.begin():
                 polled = self._reader.poll(max_messages, timeout_s, stopping=stopping)
             return [message for _, message in polled]
         except BaseException:
             # An interrupt keeps them from the caller, whose next commit would pass them.
-            self._reader.give_again(first_handed(polled))
+            self._reader.give_again(first_handed(self._reader.handed))
             raise
 
     def give_again(self, messages: Iterable[ReceivedMessage]) -> None:
@@ -372,7 +372,9 @@ class PullConsumer(MovableMember):
         with self._use.begin():
             queue = TopicQueue(self._stored(message.topic), message.queue_id)
             replay = replay_of(self._reader.replays, queue)
-            self._reader.send_back([FailedMessage(message, reason, delay_level, replay)])
+            tries = self._reader.tries(queue, message.queue_offset)
+            failed = FailedMessage(message, reason, delay_level, replay, tries)
+            self._reader.send_back([failed])
 
     # --- pushing ----------------------------------------------------------------------------
 

@@ -159,8 +159,6 @@ class MessagePush:
         self._lock = threading.Lock()
         self._call: _Call | None = None
         self._hanging = 0
-        # What `drain` was handed out, until all of it was handled or given again.
-        self._polled: Sequence[QueueMessage] = ()
         self._given_up: Callable[[ConsumeResult], object] = self._leave
         self._watch: _HangingLook | None = None
 
@@ -168,20 +166,22 @@ class MessagePush:
         """Push all that is visible, then commit; see `PullConsumer.run_once`."""
         total = ConsumeResult()
         try:
-            while self._poll_all():
-                total += self._drained(self._polled)
+            while messages := self._poll(0.0):
+                total += self._drained(messages)
         finally:
             # An interrupt keeps them from the handler, and the commit would pass them.
-            self._reader.give_again(first_handed(self._polled))
+            self._reader.give_again(first_handed(self._reader.handed))
             self.end()
             self._reader.commit()
         return total
 
-    def _poll_all(self) -> bool:
-        self._polled = self._reader.poll(
-            PUSH_MESSAGES, 0.0, is_all_handled=True, of_a_queue=self._of_a_queue
-        )
-        return bool(self._polled)
+    def _poll(
+        self, timeout_s: float, stopping: threading.Event | None = None
+    ) -> Sequence[QueueMessage]:
+        return self._reader.poll(
+            PUSH_MESSAGES, timeout_s,
+            stopping=stopping, is_all_handled=True, of_a_queue=self._of_a_queue,
+        )  # fmt: skip
 
     def _drained(self, messages: Sequence[QueueMessage]) -> ConsumeResult:
         batch = Batch(messages, self._reader.replays)
@@ -196,10 +196,7 @@ class MessagePush:
 
         Raises: CallGivenUpError if another thread has taken over.
         """
-        messages = self._reader.poll(
-            PUSH_MESSAGES, PUSH_POLL_S,
-            stopping=stopping, is_all_handled=True, of_a_queue=self._of_a_queue,
-        )  # fmt: skip
+        messages = self._poll(PUSH_POLL_S, stopping)
         batch = Batch(messages, self._reader.replays)
         try:
             self._push(batch, stopping)
@@ -239,7 +236,7 @@ class MessagePush:
             # Whoever gave the call up has done this.
             if not batch.is_given_up:
                 reader.give_again(batch.unhandled(), are_doubtful=are_doubtful)
-            self._polled = ()
+                reader.note_received()
 
     def _serve(self, batch: Batch, message: ReceivedMessage) -> None:
         """Call the handler. Raises: CallGivenUpError."""
@@ -313,6 +310,7 @@ class MessagePush:
             reader.commit(batch.unhandled())
         finally:
             reader.give_again(batch.unhandled())
+            reader.note_received()
             self._given_up(batch.result)
 
     def _leave(self, _: ConsumeResult) -> None:
@@ -412,7 +410,7 @@ class Batch:
         A failure counts only while the queue is owned: else another member has the message.
         `tries` is how often it has failed in its place before.
         """
-        queue, message = self._taken()
+        queue, message = self.first
         if failure is not None and not is_owned(queue):
             self._left_out.setdefault(queue, message)
         elif failure is not None:
@@ -420,17 +418,19 @@ class Batch:
             self._failed.append(
                 (queue, FailedMessage(message, failure, replay=replay, tries=tries))
             )
+        self._pass()
 
     def leave_in_place(self) -> None:
         """Leave the next message for another try, with all behind it in its queue."""
-        self._left_out.setdefault(*self._taken())
+        self._left_out.setdefault(*self.first)
+        self._pass()
 
-    def _taken(self) -> QueueMessage:
-        queue, message = self._waiting.popleft()
+    def _pass(self) -> None:
+        # Last, for an interrupt before would lose what became of the message.
+        queue, _ = self._waiting.popleft()
         self._consumed += 1
         if queue != self._served:
             self._served, self._served_ms = queue, 0
-        return queue, message
 
     def add_to_turn(self, took_ms: int, turn_ms: float) -> None:
         """Add the time of a call to the turn of its queue, whose next messages wait if it is over.

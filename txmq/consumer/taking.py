@@ -45,6 +45,8 @@ class MessageTaking:
         self._member, self._readers, self._positions = member, readers, positions
         self._batch_bytes, self._sent_back = batch_bytes, sent_back
         self._has_raised = False
+        # What `take` returned last, for whom an interrupt keeps it from.
+        self.handed: Sequence[QueueMessage] = ()
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -52,12 +54,13 @@ class MessageTaking:
         self, count: int, servable: Callable[[], Queues], of_a_queue: int
     ) -> list[QueueMessage]:
         """Take at most `count` messages, each queue in its order; see `GroupReader.take`."""
+        self.handed = ()
         while True:
             busy, starts = self._positions.busy(), self._positions.starts()
             try:
                 batch = HandedMessages(count, self._batch_bytes, of_a_queue)
                 handed, failure = self._hand_out(batch, servable(), busy)
-                fresh = self._fresh(handed, busy)
+                fresh = self.handed = self._fresh(handed, busy)
             except BaseException:
                 # What was taken of the queues before would be committed, and nobody has it.
                 self._positions.undo(starts, busy)
@@ -71,21 +74,28 @@ class MessageTaking:
         self, batch: HandedMessages, queues: Queues, busy: Collection[TopicQueue]
     ) -> tuple[list[QueueMessage], Exception | None]:
         """Return what is handed out, and the error to raise instead, if any."""
-        failure = self._fill(batch, queues)
+        looked: list[TopicQueue] = []
+        failure = self._fill(batch, queues, looked)
         self._positions.bound_ahead(READ_AHEAD_BYTES)
         handed = batch.messages
         must_raise = failure is not None and not (self._has_raised and handed)
         # The lease may have ended while files were read.
         if must_raise or not self._member.may_serve:
-            self._positions.undo(first_handed(handed), busy)
+            gave = first_handed(handed)
+            self._positions.undo(gave, busy)
+            looked = [queue for queue in looked if queue not in gave]
             handed = []
+        self._positions.turn(looked)
         self._has_raised = must_raise
         return handed, failure if must_raise else None
 
-    def _fill(self, batch: HandedMessages, queues: Queues) -> Exception | None:
+    def _fill(
+        self, batch: HandedMessages, queues: Queues, looked: list[TopicQueue]
+    ) -> Exception | None:
         """Fill the batch, share by share, and return the first error of a queue without messages.
 
-        What lies before the error is handed out first: who goes on behind it would miss that.
+        Adds to `looked` what had its turn: not a queue for whose message there was no room. What
+        lies before the error is handed out first: who goes on behind it would miss that.
         """
         failure = self._member.begin_failure
         starts: dict[TopicQueue, int] = {}
@@ -99,7 +109,10 @@ class MessageTaking:
             try:
                 if self._takes_share(batch, queue, position):
                     with_more.append(entry)
+                if position.next_offset != starts[queue] or not position.has_messages():
+                    looked.append(queue)
             except UNREADABLE as error:
+                looked.append(queue)
                 if position.next_offset == starts[queue]:
                     failure = failure or error
                 # The other queues would wait for the storage as long.
@@ -301,13 +314,14 @@ class QueuePositions:
                 position.move_to(position.next_offset)
 
     def in_turn(self) -> Queues:
-        """Yield all positions, those first that were yielded longest ago.
+        """Yield all positions, those first whose `turn` was longest ago."""
+        yield from list(self._positions.items())
 
-        Who stops early serves the others first the next time.
-        """
-        for queue in list(self._positions):
-            position = self._positions[queue] = self._positions.pop(queue)
-            yield queue, position
+    def turn(self, queues: Iterable[TopicQueue]) -> None:
+        """Note that these queues have had their turn: the others come first the next time."""
+        for queue in dict.fromkeys(queues):
+            if queue in self._positions:
+                self._positions[queue] = self._positions.pop(queue)
 
     def starts(self) -> dict[TopicQueue, int]:
         """Return the first offset of each queue that was not handed out."""
@@ -390,7 +404,7 @@ class QueuePositions:
                 if are_doubtful:
                     position.doubt_end = max(position.doubt_end or 0, position.next_offset)
                 # A queue that was lost and came back begins at an earlier offset.
-                position.move_to(min(offset, position.next_offset))
+                position.move_to(max(position.committed, min(offset, position.next_offset)))
 
 
 @dataclass(slots=True)

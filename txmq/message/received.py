@@ -171,7 +171,7 @@ class ReceivedMessage:
     @property
     def reconsume_times(self) -> int:
         """How often it was sent back before, or has failed in its place; 0 at the first try."""
-        return self._tries or sent_back_times(self.properties) or 0
+        return self._tries + (sent_back_times(self.properties) or 0)
 
     @property
     def origin_topic(self) -> str:

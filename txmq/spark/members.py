@@ -7,6 +7,7 @@ messages differs.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -356,15 +357,16 @@ class RangeReader:
         self._reader.keep_up()
         ranges: list[OffsetRange] = []
         failure = self._reader.begin_failure
-        queues = self._reader.servable()
-        while (left := max_messages - count_messages(ranges)) > 0 and max_bytes > 0:
-            queue, position = next(queues, (None, None))
-            if queue is None or position is None:
+        looked: list[TopicQueue] = []
+        for queue, position in self._reader.servable():
+            left = max_messages - count_messages(ranges)
+            if left <= 0 or max_bytes <= 0:
                 break
-            if ends is not None:
-                left = min(left, ends.get(queue, 0) - position.next_offset)
-                if left <= 0:
-                    continue
+            looked.append(queue)
+            end = math.inf if ends is None else ends.get(queue, 0)
+            left = int(min(left, end - position.next_offset))
+            if left <= 0:
+                continue
             try:
                 offsets, row_bytes = self._next(queue, position, left, max_bytes, not ranges)
             except UNREADABLE as error:
@@ -373,9 +375,14 @@ class RangeReader:
                 if isinstance(error, StorageUnavailableError):
                     break
                 continue
+            if not offsets.messages and ranges and row_bytes > max_bytes:
+                # There is no room for its next message: it comes first the next time.
+                looked.pop()
+                break
             if offsets.messages:
                 ranges.append(offsets)
                 max_bytes -= offsets.messages * row_bytes
+        self._reader.turn(looked)
         self.failure = failure
         if failure is not None and not ranges:
             raise failure

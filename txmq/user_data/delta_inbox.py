@@ -403,6 +403,9 @@ class DeltaInbox:
         news: dict[Place, ReceivedMessage] = {}
         for message in messages:
             is_done = message.queue_offset < done[self._mark_of(message)]
+            if is_done and message.reconsume_times and table.has(self._first(message)):
+                # Tried again in its place, it may end among the dead letters all the same.
+                note_effect(message, self._effect_id(table))
             if not is_done and not self._took_effect(message, table):
                 # Of two tries of one message the first one counts.
                 news.setdefault(self._first(message), message)

@@ -71,3 +71,27 @@ def test_member_beside_another_one_is_judged_by_its_own_queues() -> None:
         seen = still.seen([replace(lag, end_offset=1_000) for lag in lags], at_s)
 
     assert [seen[key] for key in sorted(seen)] == [100.0, 0.0]
+
+
+def test_queue_that_is_stuck_beside_queues_that_keep_up_is_in_trouble() -> None:
+    still, seen = StillQueues(), {}
+    for number in range(1, 10):
+        others = [
+            replace(QUEUE, queue_id=queue_id, next_offset=10 * number,
+                    end_offset=10 * number + (number % 2 == queue_id % 2))
+            for queue_id in (1, 2)
+        ]  # fmt: skip
+        seen = still.seen([QUEUE, *others], number * 100.0)
+
+    # The others have moved for the third time at the fourth look.
+    assert seen[KEY] == 500.0
+
+
+def test_queue_that_gets_messages_after_a_pause_is_in_no_trouble() -> None:
+    still = StillQueues()
+    for at_s in (100.0, 500.0):
+        still.seen([replace(QUEUE, end_offset=QUEUE.next_offset)], at_s)
+
+    assert still.seen([QUEUE], 900.0) == {KEY: 400.0}
+    still.seen([replace(QUEUE, end_offset=QUEUE.next_offset)], 1_000.0)
+    assert still.seen([QUEUE], 1_010.0) == {KEY: 10.0}

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, offsets_of, wake
 from tests.kit.delay_world import TOPIC
+from tests.kit.kills import interrupted
+from tests.kit.reading import topic_rows
 from txmq.consumer.group import group_in
+from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue
 from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
+from txmq.consumer.push import Batch
 from txmq.consumer.send_back import SendBack
 from txmq.errors import ConfigError, ConsumerGroupConflictError
+from txmq.message.names import EFFECT_TABLES
 from txmq.message.received import ReceivedMessage
 from txmq.ops.admin.dead_letters import DeadLetters
+from txmq.ops.admin.groups import ConsumerGroups
 from txmq.store.store import Store
+from txmq.user_data.delta_inbox import DeltaInbox
 
 TRIES, SUSPEND_S = 3, 1.0
 LEASE_S = 10.0
@@ -249,3 +260,122 @@ def test_no_message_is_given_before_an_earlier_one_of_its_queue_is_done(
     dead = {name.replace("_", "-") for name, times in failures.items() if times > TRIES}
     assert {*handler.handled} | dead == {f"{q}-{n}" for q in range(2) for n in range(5)}
     world.close()
+
+
+def test_interrupt_while_tries_are_noted_loses_no_message(world: ConsumerWorld) -> None:
+    world.fill(3, queues=1)
+    consumer, handler = member(world), Failing(**{"0_1": 1})
+
+    with pytest.raises(KeyboardInterrupt), interrupted(GroupReader, "tries"):
+        consumer.run_once(handler)
+    for _ in range(2):
+        consumer.run_once(handler)
+        world.clock.advance(SUSPEND_S)
+
+    assert handler.handled == ["0-0", "0-1", "0-2"]
+
+
+def test_failure_is_not_lost_by_an_interrupt(world: ConsumerWorld) -> None:
+    world.fill(3, queues=1)
+    consumer, handler = member(world), Failing(**{"0_1": 9})
+
+    for owner, name in ((Batch, "_pass"), (GroupReader, "fail_in_place")):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            interrupted(owner, name, nth=2 if owner is Batch else 1),
+        ):
+            consumer.run_once(handler)
+        world.clock.advance(SUSPEND_S)
+    for _ in range(12):
+        consumer.run_once(handler)
+        world.clock.advance(SUSPEND_S)
+
+    assert handler.handled == ["0-0", "0-2"]
+    world.publisher.run_once()
+    assert len(DeadLetters(world.store, BILLING, clock=world.clock).all()) == 1
+
+
+@pytest.mark.parametrize("to", [1, 0])
+def test_operator_who_resets_to_the_message_begins_its_tries_anew(
+    world: ConsumerWorld, to: int
+) -> None:
+    world.fill(3, queues=1)
+    consumer, handler = member(world), Failing(**{"0_1": 99})
+    for _ in range(TRIES):
+        consumer.run_once(handler)
+        world.clock.advance(SUSPEND_S)
+    consumer.close()
+
+    ConsumerGroups(world.store, clock=world.clock).reset_offsets(
+        BILLING, TOPIC, {0: to}, apply=True
+    )
+    handler.given.clear()
+    member(world).run_once(handler)
+
+    assert ("0-1", 0) in handler.given
+
+
+def test_seek_to_the_message_itself_serves_it_at_once_with_new_tries(world: ConsumerWorld) -> None:
+    world.fill(3, queues=1)
+    consumer, handler = member(world), Failing(**{"0_1": 99})
+    consumer.run_once(handler)
+
+    consumer.seek(TOPIC, 0, 1)
+    consumer.run_once(handler)
+
+    assert handler.given == [("0-0", 0), ("0-1", 0), ("0-1", 0)]
+
+
+def test_dead_letter_by_hand_says_how_often_it_was_tried(world: ConsumerWorld) -> None:
+    world.fill(1, queues=1)
+    consumer, handler = member(world), Failing(**{"0_0": 99})
+    for _ in range(2):
+        consumer.run_once(handler)
+        world.clock.advance(SUSPEND_S)
+    (message,) = consumer.poll(1, 0)
+
+    consumer.send_back(message, reason="no", delay_level=-1)
+
+    world.publisher.run_once()
+    (letter,) = DeadLetters(world.store, BILLING, clock=world.clock).all()
+    assert letter.reconsume_times == 3
+
+
+@pytest.mark.parametrize("count", [-5, 2**62])
+def test_count_that_nobody_wrote_is_no_count(world: ConsumerWorld, count: int) -> None:
+    world.fill(2, queues=1)
+    member(world).close()
+    group = group_in(world.store, BILLING)
+    group.change(lambda state: replace(state, tries={TopicQueue(TOPIC, 0): count}), 0)
+    handler = Failing()
+
+    member(world).run_once(handler)
+
+    assert 0 <= handler.given[0][1] <= 10_000
+    assert handler.handled == ["0-0", "0-1"]
+
+
+def test_effect_of_an_earlier_try_comes_once_also_from_the_dead_letters(
+    world: ConsumerWorld, tmp_path: Path
+) -> None:
+    world.fill(2, queues=1)
+    schema = pa.schema([("body", pa.string())])
+    table = str(tmp_path / "bookings")
+    DeltaTable.create(table, schema)
+    inbox = DeltaInbox(BILLING, table)
+
+    def handler(message: ReceivedMessage) -> None:
+        rows = partial(pa.Table.from_pydict, schema=schema)
+        inbox.apply([message], lambda new: rows({"body": [m.body.decode() for m in new]}))
+        if message.body == b"0-0":
+            raise ValueError
+
+    consumer = member(world)
+    for _ in range(TRIES + 1):
+        consumer.run_once(handler)
+        world.clock.advance(SUSPEND_S)
+    world.publisher.run_once()
+    (letter,) = topic_rows(world.store, f"DLQ_{BILLING}")
+
+    assert EFFECT_TABLES in dict(letter["properties"])
+    assert sorted(DeltaTable(table).to_pyarrow_table()["body"].to_pylist()) == ["0-0", "0-1"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -17,10 +20,18 @@ from tests.kit.consumer_world import (
     fail,
     offsets_of,
     retrying_consumer,
+    taken_from,
 )
 from tests.kit.delay_world import TOPIC
+from tests.kit.kills import interrupted
+from txmq.consumer.group import group_in
+from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import TopicQueue
-from txmq.message.received import ReceivedMessage
+from txmq.consumer.taking import MessageTaking, QueuePositions
+from txmq.errors import OffsetOutOfRangeError
+from txmq.message.message import Message
+from txmq.message.received import MessageRows, ReceivedMessage
+from txmq.spark.members import RangeReader
 
 BATCH, TURN_S = 4, 1.0
 
@@ -166,3 +177,72 @@ def test_poll_serves_first_what_it_did_not_look_at(world: ConsumerWorld) -> None
 
     assert consumer.poll(1, 0)[0].queue_id in {left, 3} - {3}
     assert TopicQueue(TOPIC, left) in consumer.assignment
+
+
+def test_queue_that_cannot_be_read_keeps_no_other_one_from_its_turn(world: ConsumerWorld) -> None:
+    world.fill(12, queues=3)
+    world.consumer().close()
+    bad = TopicQueue(TOPIC, 1)
+    group_in(world.store, BILLING).change(
+        lambda state: replace(state, offsets={"": {**state.offsets[""], bad: 999}}), 0
+    )
+    consumer, queues = world.consumer(), set[int]()
+
+    for _ in range(12):
+        with suppress(OffsetOutOfRangeError):
+            queues |= {message.queue_id for message in consumer.poll(4, 0)}
+
+    assert queues == {0, 2}
+
+
+def test_large_message_has_its_turn_before_small_ones_come_again(tmp_path: Path) -> None:
+    world = ConsumerWorld(tmp_path, queues=2, consume_batch_bytes=100_000)
+    world.send_to(0, *["a" * 2_000] * 200)
+    world.send_to(1, "b" * 60_000)
+    handler = Slow(world, 0.0)
+
+    world.consumer().run_once(handler)
+
+    assert handler.queues.index(1) < 100
+    world.close()
+
+
+def test_range_that_has_no_room_comes_first_the_next_time(world: ConsumerWorld) -> None:
+    for queue_id in (0, 1):
+        batch = [Message(TOPIC, os.urandom(1_000)) for _ in range(100)]
+        world.producer.send(batch, queue_id=queue_id)
+    world.publisher.run_once()
+    ranges, queues = RangeReader(world.consumer()._reader), set[int]()
+
+    for _ in range(2):
+        taken = taken_from(ranges, 10_000, 35_500)
+        queues |= {offsets.queue.queue_id for offsets in taken}
+
+    assert queues == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["servable", "is_owned", "begin", "_fresh", "messages", "turn"])
+def test_interrupt_while_messages_are_handed_out_loses_none(
+    world: ConsumerWorld, name: str
+) -> None:
+    world.fill(6, queues=2)
+    consumer, handler = world.consumer(), Slow(world, 0.0)
+    owners = (GroupReader, GroupReader, MessageTaking, MessageTaking, MessageRows, QueuePositions)
+    names = ["servable", "is_owned", "begin", "_fresh", "messages", "turn"]
+
+    with pytest.raises(KeyboardInterrupt), interrupted(owners[names.index(name)], name):
+        consumer.run_once(handler)
+    consumer.run_once(handler)
+
+    assert {*bodies(handler.messages)} == {f"{q}-{n}" for q in range(2) for n in range(6)}
+
+
+def test_what_was_committed_is_not_given_again(world: ConsumerWorld) -> None:
+    world.fill(3, queues=1)
+    consumer = world.consumer()
+    messages = consumer.poll(3, 0)
+    consumer.commit()
+
+    consumer.give_again(messages)
+
+    assert consumer.poll(3, 0) == []

@@ -214,14 +214,26 @@ class _Standing(NamedTuple):
     """Where a queue stands.
 
     Attributes:
+        owner: its member.
         offset: its next offset.
-        moved_s: when it was seen to move last, the time before, and the one before that.
+        since_s: since when it has had messages, and stood there.
+        moved_s: when it was seen to move the last three times, newest first; 0 if never.
         passed_s: when it was seen first that its member had passed it over since then, if it has.
     """
 
+    owner: str
     offset: int
-    moved_s: tuple[float, float, float]
+    since_s: float
+    moved_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
     passed_s: float | None = None
+
+    def seen(self, queue: QueueLag, owner: str, at_s: float) -> _Standing:
+        """Return where the queue stands now."""
+        if queue.next_offset != self.offset:
+            return _Standing(owner, queue.next_offset, at_s, (at_s, *self.moved_s[:2]))
+        since_s = self.since_s if queue.lag else at_s
+        passed_s = self.passed_s if queue.lag and owner == self.owner else None
+        return self._replace(owner=owner, since_s=since_s, passed_s=passed_s)
 
 
 class StillQueues:
@@ -239,17 +251,17 @@ class StillQueues:
     def seen(self, lags: Sequence[QueueLag], at_s: float) -> dict[QueueKey, float]:
         """Note where the queues stand; return for how long each one has been in trouble.
 
-        Only queues with messages and a member are noted.
+        Only queues with a member are noted, and only those with messages can be in trouble.
         """
         by_member: defaultdict[tuple[str, str], dict[QueueKey, _Standing]] = defaultdict(dict)
+        waiting: set[QueueKey] = set()
         for queue in lags:
-            if queue.lag and queue.owner is not None:
+            if queue.owner is not None:
                 key = QueueKey(queue.group, queue.topic, queue.queue_id, queue.reader)
-                standing = self._standing.get(key, _Standing(queue.next_offset, (at_s, 0.0, 0.0)))
-                if standing.offset != queue.next_offset:
-                    moved_s = (at_s, *standing.moved_s[:2])
-                    standing = _Standing(queue.next_offset, moved_s)
-                by_member[queue.group, queue.owner][key] = standing
+                before = self._standing.get(key, _Standing(queue.owner, queue.next_offset, at_s))
+                by_member[queue.group, queue.owner][key] = before.seen(queue, queue.owner, at_s)
+                if queue.lag:
+                    waiting.add(key)
         still_s: dict[QueueKey, float] = {}
         self._standing = {}
         for queues in by_member.values():
@@ -257,11 +269,13 @@ class StillQueues:
             third_s = max(standing.moved_s[2] for standing in queues.values())
             for key, standing in queues.items():
                 passed_s = standing.passed_s
-                if passed_s is None and standing.moved_s[0] < third_s:
+                if passed_s is None and standing.since_s < third_s:
                     passed_s = at_s
                 self._standing[key] = standing._replace(passed_s=passed_s)
-                since_s = newest_s if passed_s is None else min(newest_s, passed_s)
-                still_s[key] = max(0.0, at_s - since_s)
+                quiet_s = max(standing.since_s, newest_s)
+                if key in waiting:
+                    begin_s = quiet_s if passed_s is None else min(quiet_s, passed_s)
+                    still_s[key] = max(0.0, at_s - begin_s)
         return still_s
 
 
