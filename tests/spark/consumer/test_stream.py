@@ -128,7 +128,7 @@ def test_rows_have_all_that_was_sent(store: Store, spark: Any) -> None:
 def test_topic_before_its_first_message_is_told(store: Store, spark: Any) -> None:
     send(store, b"pending", commit=False)
 
-    with pytest.raises(TopicNotFoundError, match="first committed message"):
+    with pytest.raises(TopicNotFoundError, match="first message that was committed"):
         stream_of(store, spark)
 
 

@@ -379,7 +379,7 @@ def test_location_of_a_topic_is_a_delta_table(store: Store) -> None:
 
 
 def test_topic_without_a_table_says_when_it_will_have_one(store: Store) -> None:
-    with pytest.raises(TopicNotFoundError, match="first committed message"):
+    with pytest.raises(TopicNotFoundError, match="first message that was committed"):
         store.topic_location("orders")
 
 
