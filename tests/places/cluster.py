@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,8 @@ class Cluster:
             try:
                 if is_there():
                     return
-            except OSError:
+            # Its page may answer before it has anything to say.
+            except (OSError, HTTPException, ValueError, KeyError):
                 pass
             time.sleep(0.2)
         raise RuntimeError(f"the cluster did not start: {self.logs()}")
