@@ -296,14 +296,18 @@ class PullConsumer(MovableMember):
             StorageError: a table cannot be read or written.
         """
         check_poll(max_messages, timeout_s)
-        self._reader.note_received()
+        is_in_use = False
         try:
             with self._use.begin():
+                self._reader.note_received()
+                is_in_use = True
                 polled = self._reader.poll(max_messages, timeout_s, stopping=stopping)
             return [message for _, message in polled]
         except BaseException:
-            # An interrupt keeps them from the caller, whose next commit would pass them.
-            self._reader.give_again(first_handed(self._reader.handed))
+            # An interrupt keeps them from the caller, whose next commit would pass them; what
+            # another thread was handed is not ours to give.
+            if is_in_use:
+                self._reader.give_again(first_handed(self._reader.handed))
             raise
 
     def give_again(self, messages: Iterable[ReceivedMessage]) -> None:
@@ -365,15 +369,15 @@ class PullConsumer(MovableMember):
         Raises: as `SendBack.send_back`; ConfigError where the group keeps order, but for dead
             letters; ClosedError, ConcurrentUseError.
         """
-        if self._reader.is_orderly and delay_level >= 0:
-            problem = f"group {self.consumer_group} keeps order, so no message is sent back"
-            next_step = "hand it to give_again, or pass a delay_level below 0 for the dead letters"
-            raise ConfigError([f"{problem}; {next_step}"])
         with self._use.begin():
             queue = TopicQueue(self._stored(message.topic), message.queue_id)
             replay = replay_of(self._reader.replays, queue)
             tries = self._reader.tries(queue, message.queue_offset)
             failed = FailedMessage(message, reason, delay_level, replay, tries)
+            if self._reader.is_orderly and delay_level >= 0:
+                problem = f"group {self.consumer_group} keeps order, so no message is sent back"
+                advice = "hand it to give_again, or pass a delay_level below 0 for the dead letters"
+                raise ConfigError([f"{problem}; {advice}"])
             self._reader.send_back([failed])
 
     # --- pushing ----------------------------------------------------------------------------

@@ -165,6 +165,7 @@ class MessagePush:
     def drain(self) -> ConsumeResult:
         """Push all that is visible, then commit; see `PullConsumer.run_once`."""
         total = ConsumeResult()
+        self._reader.note_received()
         try:
             while messages := self._poll(0.0):
                 total += self._drained(messages)
@@ -224,9 +225,7 @@ class MessagePush:
             while not (batch.is_done or (stopping is not None and stopping.is_set())):
                 message = batch.next_message(reader.is_owned, reader.send_back)
                 if message is not None:
-                    begun_ms = elapsed_ms(self._clock)
                     self._serve(batch, message)
-                    batch.add_to_turn(elapsed_ms(self._clock) - begun_ms, self._turn_ms)
                 if reader.is_commit_due:
                     batch.send_back(reader.send_back)
                     reader.commit(batch.unhandled())
@@ -265,6 +264,7 @@ class MessagePush:
         # A message whose handler was interrupted is handed out again.
         if not call.is_failed:
             self._finish(batch, failure)
+        batch.add_to_turn(elapsed_ms(self._clock) - call.begun_ms, self._turn_ms)
 
     def _finish(self, batch: Batch, failure: str | BaseException | None) -> None:
         """Note what became of the next message; in order it stays the next one of its queue."""

@@ -24,11 +24,12 @@ from tests.kit.consumer_world import (
 )
 from tests.kit.delay_world import TOPIC
 from tests.kit.kills import interrupted
+from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group import group_in
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.taking import MessageTaking, QueuePositions
-from txmq.errors import OffsetOutOfRangeError
+from txmq.errors import ConcurrentUseError, OffsetOutOfRangeError
 from txmq.message.message import Message
 from txmq.message.received import MessageRows, ReceivedMessage
 from txmq.spark.members import RangeReader
@@ -244,5 +245,22 @@ def test_what_was_committed_is_not_given_again(world: ConsumerWorld) -> None:
     consumer.commit()
 
     consumer.give_again(messages)
+
+    assert consumer.poll(3, 0) == []
+
+
+def test_poll_that_is_refused_takes_nothing_from_the_thread_that_has_the_consumer(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(3, queues=1)
+    consumer = world.consumer()
+
+    def other_thread_is_faster(_: ExclusiveUse) -> None:
+        assert len(consumer._reader.take(3)) == 3
+        raise ConcurrentUseError
+
+    with monkeypatch.context() as patch, pytest.raises(ConcurrentUseError):
+        patch.setattr(ExclusiveUse, "begin", other_thread_is_faster)
+        consumer.poll(1, 0)
 
     assert consumer.poll(3, 0) == []
