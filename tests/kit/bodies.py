@@ -42,6 +42,15 @@ def avro_body(schema: BodySchema, **values: Any) -> bytes:
     return stream.getvalue()
 
 
+# A topic's bodies before and after an operator has added a field.
+GIFTLESS, WITH_GIFT = (
+    {"encoding": "json", "schema": record(*fields, name="Order")}
+    for fields in (
+        [field("order", "long")],
+        [field("order", "long"), field("gift", ["null", "string"])],
+    )
+)
+
 # One of everything that real orders have.
 ORDER = record(
     field("order_number", "long", doc="the shop's own"),

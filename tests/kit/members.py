@@ -6,15 +6,30 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.kit.reading import wait_until
 from tests.kit.steps import REPOSITORY
+from txmq.consumer.handlers import Handler
+from txmq.consumer.pull import PullConsumer
 
 READY_WAIT_S = 120.0
 END_WAIT_S = 30.0
+
+
+def serve(member: PullConsumer, handle: Handler, folder: Path, *, ready: str, stop: str) -> None:
+    """Handle messages, in the process of a member, until the file `stop` is in the folder."""
+    with member:
+        running = member.start(handle)
+        folder.joinpath(ready).touch()
+        while not folder.joinpath(stop).exists() and running.is_alive:
+            time.sleep(0.05)
+        running.stop()
+        if running.exception is not None:
+            raise running.exception
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from txmq.consumer.group_rules import (
 from txmq.consumer.leases import Membership, Sighting
 from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
+from txmq.store.config import RECONSUME_TIMES_MAX
 from txmq.store.register import Register, SharedValue
 from txmq.store.shapes import AtMost, Name, QueueNumber
 from txmq.store.store import Store
@@ -24,8 +25,6 @@ from txmq.store.topic_settings import MAX_QUEUE_NUMS
 
 # A group is one value, which each member reads whole and writes again with each renewal.
 MEMBERS_MAX = 10_000
-# The largest `max_reconsume_times`.
-TRIES_MAX = 10_000
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -168,7 +167,7 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
         owners={queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
         replays=dict(_flat(value["replays"])),
         # Who wrote more wrote no count.
-        tries={q: min(max(n, 0), TRIES_MAX) for q, n in _flat(value.get("tries", {}))},
+        tries={q: min(max(n, 0), RECONSUME_TIMES_MAX) for q, n in _flat(value.get("tries", {}))},
         epoch=value["epoch"],
     )
 

@@ -378,8 +378,8 @@ class GroupState:
         reader = self._reader(me.member_id)
         # ruff takes these for members of another class.
         after = self._with_offsets(reader, {**stored, **moved})._noted(reader, moved, followed)  # noqa: SLF001
-        after = after._replayed(stored, moved)  # noqa: SLF001
-        return SwapResult(after._untried(moved) if may_go_back else after, refused)  # noqa: SLF001
+        anew = moved if may_go_back else ()
+        return SwapResult(after._replayed(stored, moved, anew), refused)  # noqa: SLF001
 
     def tried(self, me: Owner, tries: Tries) -> GroupState:
         """Keep how often messages have failed, each at the next offset of a queue of this member.
@@ -404,7 +404,7 @@ class GroupState:
         """
         readers = self.offsets if self.is_broadcasting else (SHARED,)
         after = {name: {**self.offsets.get(name, {}), **offsets} for name in readers}
-        changed = self._replayed(self.offsets.get(SHARED, {}), offsets)._untried(offsets)  # noqa: SLF001
+        changed = self._replayed(self.offsets.get(SHARED, {}), offsets, offsets)
         for name in readers:
             # ruff takes this for a member of another class.
             changed = changed._noted(name, offsets, read_in)  # noqa: SLF001
@@ -423,8 +423,7 @@ class GroupState:
             reader: _with_those_of(own, before.followed.get(reader, {}), queues)
             for reader, own in self.followed.items()
         }
-        changed = self._replayed(self.offsets.get(SHARED, {}), offsets.get(SHARED, {}))
-        changed = changed._untried(queues)  # noqa: SLF001 - of the same class
+        changed = self._replayed(self.offsets.get(SHARED, {}), offsets.get(SHARED, {}), queues)
         return replace(
             changed, offsets=offsets, followed=followed,
             members={}, owners={}, epoch=self.epoch + 1,
@@ -439,10 +438,9 @@ class GroupState:
             reader: {**own, **self._moved_back(reader, first, since)}
             for reader, own in self.offsets.items()
         }
+        changed = self._replayed(self.offsets.get(SHARED, {}), after.get(SHARED, {}), first)
         if after == self.offsets and not self.members:
-            return self._untried(first)
-        changed = self._replayed(self.offsets.get(SHARED, {}), after.get(SHARED, {}))
-        changed = changed._untried(first)  # noqa: SLF001 - of the same class
+            return changed
         return replace(changed, offsets=after, members={}, owners={}, epoch=self.epoch + 1)
 
     def _moved_back(self, reader: str, first: Offsets, since: int | None) -> Offsets:
@@ -458,23 +456,22 @@ class GroupState:
         commit = self.followed.get(reader, {}).get(queue)
         return since is not None and commit is not None and commit.version >= since
 
-    def _replayed(self, before: Offsets, after: Offsets) -> GroupState:
+    def _replayed(
+        self, before: Offsets, after: Offsets, anew: Collection[TopicQueue] = ()
+    ) -> GroupState:
         """Count one more replay of each queue in which the group goes back.
 
-        Where an offset moves, either way, the tries of the message there are over.
+        Where an offset moves, either way, the tries of the message there are over, and in the
+        queues that begin `anew`.
         """
         moved = {queue: offset for queue, offset in after.items() if offset != before.get(queue)}
-        tries = {queue: count for queue, count in self.tries.items() if queue not in moved}
+        over = {*moved, *anew}
+        tries = {queue: count for queue, count in self.tries.items() if queue not in over}
         back = [queue for queue, offset in moved.items() if offset < before.get(queue, 0)]
         if not back and len(tries) == len(self.tries):
             return self
         more = {queue: replay_of(self.replays, queue) + 1 for queue in back}
         return replace(self, replays={**self.replays, **more}, tries=tries)
-
-    def _untried(self, queues: Collection[TopicQueue]) -> GroupState:
-        """Begin the tries of the next messages of these queues anew."""
-        tries = {queue: count for queue, count in self.tries.items() if queue not in queues}
-        return self if len(tries) == len(self.tries) else replace(self, tries=tries)
 
     def _noted(self, reader: str, queues: Collection[TopicQueue], commits: Followed) -> GroupState:
         """Note of which commit of its topic each of these offsets of a reader is.

@@ -69,6 +69,7 @@ class ConsumeSettings:
     suspend_current_queue_time_s: float
 
 
+RECONSUME_TIMES_MAX = 10_000
 GROUP_KEYS = tuple(spec.name for spec in fields(CheckSettings))
 CONSUMER_GROUP_KEYS = tuple(spec.name for spec in fields(ConsumeSettings))
 
@@ -313,7 +314,7 @@ class Config:
     )
     max_reconsume_times: int = setting(
         16, "attempts of a consumer group at a message before it is a dead letter (R108)",
-        at_least=0, at_most=10_000,
+        at_least=0, at_most=RECONSUME_TIMES_MAX,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.kit.members import serve
 from txmq.consumer.pull import PullConsumer
 from txmq.message.received import ReceivedMessage
 from txmq.store.config import Config
@@ -25,14 +26,7 @@ def main(location: str, folder: str, name: str, pause_s: str, lease_s: str) -> N
         journal.write(f"{time.time()} end {where}\n")
 
     member = PullConsumer(store, consumer_group="billing", topics="order-paid", member_id=name)
-    with member:
-        running = member.start(handle)
-        place.joinpath(f"{name}.ready").touch()
-        while not place.joinpath("stop").exists() and running.is_alive:
-            time.sleep(0.05)
-        running.stop()
-        if running.exception is not None:
-            raise running.exception
+    serve(member, handle, place, ready=f"{name}.ready", stop="stop")
 
 
 if __name__ == "__main__":

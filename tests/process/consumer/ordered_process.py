@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import zlib
 from pathlib import Path
 
+from tests.kit.members import serve
 from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
 from txmq.message.received import ReceivedMessage
@@ -33,13 +33,8 @@ def main(location: str, folder: str, name: str) -> None:
         os.write(journal, line.encode())
         return ConsumeStatus.SUCCESS if is_done else ConsumeStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
-    with PullConsumer(Store.open(location), consumer_group=GROUP, topics=TOPIC) as member:
-        running = member.start(handle)
-        while not place.joinpath(f"{name}.stop").exists() and running.is_alive:
-            time.sleep(0.05)
-        running.stop()
-        if running.exception is not None:
-            raise running.exception
+    member = PullConsumer(Store.open(location), consumer_group=GROUP, topics=TOPIC)
+    serve(member, handle, place, ready=f"{name}.ready", stop=f"{name}.stop")
 
 
 if __name__ == "__main__":

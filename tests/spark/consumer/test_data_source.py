@@ -10,6 +10,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 
+from tests.kit.bodies import GIFTLESS, WITH_GIFT
 from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.lag import lag_of_group
@@ -21,10 +22,6 @@ from txmq.spark.streams import Consumer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-ORDER = {
-    "encoding": "json",
-    "schema": {"type": "record", "name": "Order", "fields": [{"name": "order", "type": "long"}]},
-}
 STARTS = 6
 Load = Callable[..., "DataFrame"]
 
@@ -117,25 +114,16 @@ def test_streams_are_joined_and_aggregated(
 
 
 def test_typed_topic_has_its_columns(world: ConsumerWorld, load: Load) -> None:
-    world.topics.create("typed", body=ORDER)
+    world.topics.create("typed", body=GIFTLESS)
     world.send_to(0, '{"order": 7}', topic="typed")
 
     assert load("typed", stream=False).select("order").first()[0] == 7
 
 
-WIDER = {
-    **ORDER,
-    "schema": {
-        **ORDER["schema"],
-        "fields": [*ORDER["schema"]["fields"], {"name": "gift", "type": ["null", "string"]}],
-    },
-}
-
-
 def test_stream_that_runs_goes_on_when_bodies_get_a_field(
     world: ConsumerWorld, load: Load, spark: Any, tmp_path: Path
 ) -> None:
-    world.topics.create("typed", body=ORDER)
+    world.topics.create("typed", body=GIFTLESS)
     world.send_to(0, '{"order": 1}', topic="typed")
     table, checkpoint = str(tmp_path / "table"), str(tmp_path / "checkpoint")
 
@@ -146,7 +134,7 @@ def test_stream_that_runs_goes_on_when_bodies_get_a_field(
 
     query = start()
     query.processAllAvailable()
-    world.topics.alter("typed", body=WIDER)
+    world.topics.alter("typed", body=WITH_GIFT)
     world.send_to(0, '{"order": 2, "gift": "a rose"}', topic="typed")
     query.processAllAvailable()
     query.stop()

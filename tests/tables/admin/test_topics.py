@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.bodies import ORDER
+from tests.kit.bodies import GIFTLESS, ORDER, WITH_GIFT
 from tests.kit.builders import table_versions
 from tests.kit.reading import bodies, log_rows, topic_rows, wait_until
 from txmq.errors import (
@@ -429,15 +429,7 @@ def test_topic_that_is_deleted_during_a_rebuild_stays_deleted(
 def test_topic_that_is_deleted_while_it_gets_a_field_has_none(
     store: Store, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fields = [{"name": "order", "type": "long"}, {"name": "gift", "type": ["null", "string"]}]
-    before, after = (
-        {
-            "encoding": "json",
-            "schema": {"type": "record", "name": "Order", "fields": fields[:count]},
-        }
-        for count in (1, 2)
-    )
-    topics.create("typed", body=before)
+    topics.create("typed", body=GIFTLESS)
 
     def overtaken(*arguments: Any) -> None:
         monkeypatch.undo()
@@ -446,7 +438,7 @@ def test_topic_that_is_deleted_while_it_gets_a_field_has_none(
 
     monkeypatch.setattr("txmq.ops.admin.topics.set_body_schema", overtaken)
     with pytest.raises(TopicNotFoundError):
-        topics.alter("typed", body=after)
+        topics.alter("typed", body=WITH_GIFT)
 
     assert body_schema_in(store.tables.table_at("topics/typed")) is None
 

@@ -20,6 +20,7 @@ from tests.kit.backup_world import (
     consumed,
     kill_at,
 )
+from tests.kit.bodies import GIFTLESS, WITH_GIFT
 from tests.kit.reading import publish, topic_rows
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.delta import failures as retries
@@ -95,18 +96,10 @@ def test_field_that_comes_between_topics_and_their_settings_pins_them_anew(
     life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = Topics(life.store)
-    fields = [{"name": "order", "type": "long"}, {"name": "gift", "type": ["null", "string"]}]
-    before, after = (
-        {
-            "encoding": "json",
-            "schema": {"type": "record", "name": "Order", "fields": fields[:count]},
-        }
-        for count in (1, 2)
-    )
-    topics.create("typed", body=before)
+    topics.create("typed", body=GIFTLESS)
 
     def widen() -> None:
-        topics.alter("typed", body=after)
+        topics.alter("typed", body=WITH_GIFT)
 
     before_pin(monkeypatch, "settled", widen)
 

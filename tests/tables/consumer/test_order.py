@@ -75,6 +75,13 @@ class Failing:
         return ConsumeStatus.SUCCESS
 
 
+def try_often(world: ConsumerWorld, consumer: PullConsumer, handler: Any, times: int) -> None:
+    """Handle what there is so often; the queue has rested each time."""
+    for _ in range(times):
+        consumer.run_once(handler)
+        world.clock.advance(SUSPEND_S)
+
+
 def of_queue(handled: list[str], queue_id: int) -> list[str]:
     return [body for body in handled if body.startswith(f"{queue_id}-")]
 
@@ -97,9 +104,7 @@ def test_queue_rests_and_then_the_message_comes_again_with_its_tries(world: Cons
     world.fill(3, queues=1)
     consumer, handler = member(world), Failing(**{"0_1": 2})
 
-    for _ in range(3):
-        consumer.run_once(handler)
-        world.clock.advance(SUSPEND_S)
+    try_often(world, consumer, handler, 3)
 
     assert handler.given == [("0-0", 0), ("0-1", 0), ("0-1", 1), ("0-1", 2), ("0-2", 0)]
     assert handler.handled == ["0-0", "0-1", "0-2"]
@@ -111,9 +116,7 @@ def test_message_that_fails_too_often_is_a_dead_letter_and_the_next_one_comes(
     world.fill(3, queues=1)
     consumer, handler = member(world), Failing(**{"0_1": 99})
 
-    for _ in range(TRIES + 1):
-        consumer.run_once(handler)
-        world.clock.advance(SUSPEND_S)
+    try_often(world, consumer, handler, TRIES + 1)
 
     assert [body for body, _ in handler.given].count("0-1") == TRIES + 1
     assert handler.handled == ["0-0", "0-2"]
@@ -268,9 +271,7 @@ def test_interrupt_while_tries_are_noted_loses_no_message(world: ConsumerWorld) 
 
     with pytest.raises(KeyboardInterrupt), interrupted(GroupReader, "tries"):
         consumer.run_once(handler)
-    for _ in range(2):
-        consumer.run_once(handler)
-        world.clock.advance(SUSPEND_S)
+    try_often(world, consumer, handler, 2)
 
     assert handler.handled == ["0-0", "0-1", "0-2"]
 
@@ -286,9 +287,7 @@ def test_failure_is_not_lost_by_an_interrupt(world: ConsumerWorld) -> None:
         ):
             consumer.run_once(handler)
         world.clock.advance(SUSPEND_S)
-    for _ in range(12):
-        consumer.run_once(handler)
-        world.clock.advance(SUSPEND_S)
+    try_often(world, consumer, handler, 12)
 
     assert handler.handled == ["0-0", "0-2"]
     world.publisher.run_once()
@@ -301,9 +300,7 @@ def test_operator_who_resets_to_the_message_begins_its_tries_anew(
 ) -> None:
     world.fill(3, queues=1)
     consumer, handler = member(world), Failing(**{"0_1": 99})
-    for _ in range(TRIES):
-        consumer.run_once(handler)
-        world.clock.advance(SUSPEND_S)
+    try_often(world, consumer, handler, TRIES)
     consumer.close()
 
     ConsumerGroups(world.store, clock=world.clock).reset_offsets(
@@ -329,9 +326,7 @@ def test_seek_to_the_message_itself_serves_it_at_once_with_new_tries(world: Cons
 def test_dead_letter_by_hand_says_how_often_it_was_tried(world: ConsumerWorld) -> None:
     world.fill(1, queues=1)
     consumer, handler = member(world), Failing(**{"0_0": 99})
-    for _ in range(2):
-        consumer.run_once(handler)
-        world.clock.advance(SUSPEND_S)
+    try_often(world, consumer, handler, 2)
     (message,) = consumer.poll(1, 0)
 
     consumer.send_back(message, reason="no", delay_level=-1)
@@ -371,9 +366,7 @@ def test_effect_of_an_earlier_try_comes_once_also_from_the_dead_letters(
             raise ValueError
 
     consumer = member(world)
-    for _ in range(TRIES + 1):
-        consumer.run_once(handler)
-        world.clock.advance(SUSPEND_S)
+    try_often(world, consumer, handler, TRIES + 1)
     world.publisher.run_once()
     (letter,) = topic_rows(world.store, f"DLQ_{BILLING}")
 
