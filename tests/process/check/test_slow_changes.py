@@ -42,7 +42,7 @@ def change_slowly(location: str, table: str, folder: str, ahead_s: str) -> None:
         with producer.begin_transaction() as transaction:
             transaction.send(Message("order-paid", b"1"))
             transaction.prepare()
-            (said / "id").write_text(transaction.id)
+            (said / "id").write_text(f"{transaction.id}\n")
             wait_until((said / "go").exists, "the word to go on", 300.0)
             outcome = "done"
             try:
@@ -66,7 +66,7 @@ def die_in_a_thread(location: str, table: str, folder: str) -> None:
         transaction = producer.begin_transaction()
         transaction.send(Message("order-paid", b"1"))
         transaction.prepare()
-        (said / "id").write_text(transaction.id)
+        (said / "id").write_text(f"{transaction.id}\n")
         wait_until((said / "go").exists, "the word to go on", 300.0)
         raise SystemExit
 
@@ -90,8 +90,13 @@ class Shop:
     def start(self, function: Callable[..., None], *more: str) -> Forked:
         words = self.store.location, self.table, str(self.folder), *more
         self.process = Forked(function, *words, faults="", log=self.folder / "log")
-        wait_until(self.word("id").exists, "the transaction is prepared")
+        wait_until(lambda: self.transaction_id() != "", "the transaction is prepared")
         return self.process
+
+    def transaction_id(self) -> str:
+        """What the process said, as soon as it said all of it."""
+        text = self.word("id").read_text() if self.word("id").exists() else ""
+        return text.rstrip() if text.endswith("\n") else ""
 
     def word(self, name: str) -> Path:
         return self.folder / name
@@ -107,7 +112,7 @@ class Shop:
         return [row for row in rows if (row["kind"], row["reason"]) == (unknown, "PRODUCER_LIVES")]
 
     def state(self) -> TransactionState:
-        return EndReader(self.store.tables.logs()).end_of(self.word("id").read_text()).state
+        return EndReader(self.store.tables.logs()).end_of(self.transaction_id()).state
 
     def wait_until_rolled_back(self) -> None:
         wait_until(lambda: self.state() is TransactionState.ROLLED_BACK, "the check rolled it back")
@@ -176,7 +181,7 @@ def test_transaction_of_a_dead_thread_is_asked_while_its_process_lives(shop: Sho
 
 def test_of_two_processes_of_a_group_the_one_that_dies_is_asked(shop: Shop) -> None:
     lost = shop.start(change_slowly, "0")
-    lost_id = shop.word("id").read_text()
+    lost_id = shop.transaction_id()
     shop.word("id").unlink()
     works = shop.start(change_slowly, "0")
     shop.wait_for_renewals(2)
