@@ -9,6 +9,8 @@ from txmq.consumer.lag import ConsumerLag as ConsumerLag
 from txmq.consumer.offsets import ConsumeFromWhere as ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer as PullConsumer
 from txmq.consumer.send_back import SendBack as SendBack
+from txmq.consumer.simple import AsyncSimpleConsumer as AsyncSimpleConsumer
+from txmq.consumer.simple import SimpleConsumer as SimpleConsumer
 from txmq.errors import AccessDeniedError as AccessDeniedError
 from txmq.errors import AlreadyPreparedError as AlreadyPreparedError
 from txmq.errors import AlreadyResolvedError as AlreadyResolvedError

@@ -471,6 +471,21 @@ class QueueNotOwnedError(TxmqError):
         )
 
 
+class InvalidReceiptError(TxmqError):
+    """A message is not in the hands of who acknowledges it; the call counts for nothing."""
+
+    def __init__(self, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Name the message; its content stays out."""
+        self.topic, self.queue_id, self.queue_offset = topic, queue_id, queue_offset
+        super().__init__(
+            f"topic {shown(topic)}, queue {shown(queue_id)}, offset {shown(queue_offset)}: this "
+            "message is not in hand any more: it was acknowledged before, was handed out again "
+            "after its invisible time, or its queue has another member; whoever has it now "
+            "acknowledges it. Receive with a longer invisible_duration_s, or call "
+            "change_invisible_duration while you work"
+        )
+
+
 class ConcurrentUseError(TxmqError):
     """A consumer is used by two threads at the same time; nothing was done."""
 

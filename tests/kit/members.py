@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from tests.kit.reading import wait_until
@@ -18,6 +20,8 @@ from txmq.consumer.pull import PullConsumer
 
 READY_WAIT_S = 120.0
 END_WAIT_S = 30.0
+# Past the lease of members that are stopped.
+SLEEP_S = 3.5
 
 
 def serve(member: PullConsumer, handle: Handler, folder: Path, *, ready: str, stop: str) -> None:
@@ -59,3 +63,57 @@ def members(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+class RestlessMembers:
+    """So many of them; each accident befalls a random one, and another takes its place.
+
+    Each is `python -m program LOCATION FOLDER NAME` and ends when `NAME.stop` is in the folder.
+    """
+
+    def __init__(self, program: str, location: str, folder: Path, number: int) -> None:
+        self._program, self._location, self._folder = program, location, folder
+        self._random, self._names = random.Random(7), count()
+        self.running = [self._started() for _ in range(number)]
+        self.accidents: set[str] = set()
+
+    def _started(self) -> tuple[str, subprocess.Popen[bytes]]:
+        name = str(next(self._names))
+        arguments = [self._location, str(self._folder), name]
+        return name, subprocess.Popen([sys.executable, "-m", self._program, *arguments])
+
+    def have_an_accident(self) -> None:
+        """Have one be killed, leave, or be stopped past its lease and go on."""
+        place = self._random.randrange(len(self.running))
+        name, process = self.running[place]
+        accident = self._random.choice(["kill", "leave", "sleep"])
+        self.accidents.add(accident)
+        if accident == "sleep":
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(SLEEP_S)
+            process.send_signal(signal.SIGCONT)
+            return
+        if accident == "kill":
+            process.kill()
+        else:
+            self._folder.joinpath(f"{name}.stop").touch()
+        process.wait()
+        self.running[place] = self._started()
+
+    def stop(self) -> list[int]:
+        """Have all of them end, and return what each of them returned."""
+        for name, _ in self.running:
+            self._folder.joinpath(f"{name}.stop").touch()
+        return [process.wait() for _, process in self.running]
+
+
+@contextmanager
+def restless(program: str, location: str, folder: Path, number: int) -> Iterator[RestlessMembers]:
+    """Members that have accidents; those that are left are killed at the end."""
+    members = RestlessMembers(program, location, folder, number)
+    try:
+        yield members
+    finally:
+        for _, process in members.running:
+            process.kill()
+            process.wait()

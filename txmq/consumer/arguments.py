@@ -21,6 +21,8 @@ from txmq.message.names import (
     topic_in_namespace,
 )
 
+# RocketMQ's longest invisible time.
+INVISIBLE_MAX_S = 12 * 60 * 60
 _MEMBER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
 Filter = str | MessageFilter
 Topics = str | Iterable[str] | Mapping[str, Filter | None]
@@ -37,6 +39,7 @@ class Subscription:
         mode: whether the members share the messages, or each member reads all of them.
         member_id: the name of the member in its group.
         namespace: messages show names of this namespace without it.
+        is_acknowledged: whether each message is acknowledged for itself.
     """
 
     consumer_group: str
@@ -45,6 +48,7 @@ class Subscription:
     mode: ConsumeMode
     member_id: str
     namespace: str | None = None
+    is_acknowledged: bool = False
 
     @classmethod
     def of(  # noqa: PLR0913 - the arguments of a consumer
@@ -78,7 +82,7 @@ class Subscription:
     def settings(self) -> GroupSettings:
         """What all members of the group have to agree on."""
         texts = {topic: message_filter.text for topic, message_filter in self.filters.items()}
-        return GroupSettings(self.mode, texts)
+        return GroupSettings(self.mode, texts, is_acknowledged=self.is_acknowledged)
 
     def filter_of(self, topic: str) -> MessageFilter | None:
         """Return the filter of a topic by its stored name; None if all messages pass."""
@@ -169,6 +173,17 @@ def checked_timeout(consume_timeout_s: object, default_s: float) -> float:
         return seconds
     problem = "consume_timeout_s must be seconds above 0"
     raise ConfigError([f"{problem}, not {shown(consume_timeout_s)}"])
+
+
+def checked_invisible(invisible_duration_s: object, default_s: float) -> float:
+    """Return how long a message is invisible; the default for None. Raises: ConfigError."""
+    if invisible_duration_s is None:
+        return default_s
+    seconds = _seconds(invisible_duration_s)
+    if seconds is None or seconds > INVISIBLE_MAX_S:
+        rule = f"must be seconds from 0 to {INVISIBLE_MAX_S:,}"
+        raise ConfigError([f"invisible_duration_s {rule}, not {shown(invisible_duration_s)}"])
+    return seconds
 
 
 def _seconds(value: object) -> float | None:

@@ -1,9 +1,11 @@
-"""Let one thread at a time use a consumer."""
+"""Let one thread at a time use a consumer: others are refused, or wait."""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from txmq.delta.failures import process_id
 from txmq.errors import ClosedError, ConcurrentUseError
@@ -64,6 +66,36 @@ class ExclusiveUse:
         """Let other threads in, if they wait for this token."""
         if self._token is not None and self._token() is token:
             self._token = None
+
+    def close(self) -> None:
+        """Let nobody in from now on."""
+        self._is_closed = True
+
+
+class SharedUse:
+    """Lets the threads of the process that made a consumer use it in turns, until it is closed."""
+
+    def __init__(self) -> None:
+        """Bind the consumer to this process."""
+        self._pid, self._is_closed, self._turn = process_id(), False, threading.RLock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the consumer was closed, or this process is a fork of the one that made it."""
+        return self._is_closed or self._pid != process_id()
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Wait for this thread's turn, and use the consumer. Raises: ClosedError."""
+        # A thread that is not in the fork may have the turn.
+        self._check()
+        with self._turn:
+            self._check()
+            yield
+
+    def _check(self) -> None:
+        if self.is_over:
+            raise ClosedError("the consumer was closed, or its process was forked; make another")
 
     def close(self) -> None:
         """Let nobody in from now on."""

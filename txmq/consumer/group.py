@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from txmq.consumer.attempts import Attempts, Span
 from txmq.consumer.group_rules import (
+    SHARED,
     ConsumeMode,
     GroupSettings,
     GroupState,
@@ -119,7 +121,8 @@ class GroupValue(TypedDict):
     replays: _Offsets
     epoch: int
     orderly: NotRequired[int]
-    tries: NotRequired[_Offsets]
+    acknowledged: NotRequired[int]
+    attempts: NotRequired[Mapping[str, Mapping[QueueNumber, Attempts]]]
     followed: NotRequired[Mapping[Name, Mapping[str, Mapping[QueueNumber, tuple[int, int]]]]]
 
 
@@ -129,6 +132,7 @@ def value_of(state: GroupState) -> dict[str, Any]:
         "mode": state.settings.mode.value,
         "subscription": dict(state.settings.subscription),
         "orderly": int(state.settings.is_orderly),
+        "acknowledged": int(state.settings.is_acknowledged),
         "queues": dict(state.queues),
         "offsets": {reader: _nested(offsets) for reader, offsets in state.offsets.items()},
         # Two numbers, as members of earlier versions read them; the others go by other keys.
@@ -138,7 +142,9 @@ def value_of(state: GroupState) -> dict[str, Any]:
         "followed": {reader: _nested(commits) for reader, commits in state.followed.items()},
         "owners": _nested({queue: list(owner) for queue, owner in state.owners.items()}),
         "replays": _nested(state.replays),
-        "tries": _nested(state.tries),
+        "attempts": _nested(
+            {queue: [at.end, list(map(list, at.spans))] for queue, at in state.attempts.items()}
+        ),
         "epoch": state.epoch,
     }
 
@@ -150,7 +156,10 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
     leases_ms = value.get("leases", {})
     return GroupState(
         settings=GroupSettings(
-            ConsumeMode(value["mode"]), dict(value["subscription"]), bool(value.get("orderly", 0))
+            ConsumeMode(value["mode"]),
+            dict(value["subscription"]),
+            is_orderly=bool(value.get("orderly", 0)),
+            is_acknowledged=bool(value.get("acknowledged", 0)),
         ),
         # A row for any number was believed once, and numbers of queues never shrink.
         queues={topic: min(count, MAX_QUEUE_NUMS) for topic, count in value["queues"].items()},
@@ -166,10 +175,18 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
         },
         owners={queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
         replays=dict(_flat(value["replays"])),
-        # Who wrote more wrote no count.
-        tries={q: min(max(n, 0), RECONSUME_TIMES_MAX) for q, n in _flat(value.get("tries", {}))},
+        attempts=dict(_attempts_in(value)),
         epoch=value["epoch"],
     )
+
+
+def _attempts_in(value: Mapping[str, Any]) -> Iterable[tuple[TopicQueue, Attempts]]:
+    """Yield the attempts of each queue; without those of others its messages only come again."""
+    offsets = dict(_flat(value["offsets"].get(SHARED, {})))
+    for queue, (end, spans) in _flat(value.get("attempts", {})):
+        attempts = Attempts(end, tuple(Span(*span) for span in spans))
+        if attempts.are_sound(offsets.get(queue, -1), RECONSUME_TIMES_MAX):
+            yield queue, attempts
 
 
 def _nested(by_queue: Mapping[TopicQueue, Any]) -> dict[str, dict[str, Any]]:

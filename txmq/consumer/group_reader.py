@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from txmq.consumer.acknowledged import AcknowledgedPosition
 from txmq.consumer.arguments import Subscription, check_reads
 from txmq.consumer.group import group_in
 from txmq.consumer.group_rules import Commits, ConsumeMode, TopicQueue
@@ -65,6 +66,9 @@ class GroupReader:
         consume_timeout_s: after so long without a question the member is stuck; the default is the
             setting of the group.
         codec: decodes bodies.
+
+    Attributes:
+        positions: where the member is in each of its queues.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a member
@@ -91,18 +95,19 @@ class GroupReader:
         self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
         self._full_look_s = store.look_interval_s(FULL_LOOK_S, is_idle=True)
         self._sends_back = sends_back or SendBack(store, subscription.consumer_group, clock)
-        self._paused, self._positions = Pauses(), QueuePositions()
+        kind = AcknowledgedPosition if subscription.is_acknowledged else QueuePosition
+        self._paused, self.positions = Pauses(), QueuePositions(kind)
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         self._has_told_unknown = False
         self._member = self._new_member(clock, consume_timeout_s)
         self._renewal_s = self._member.renewal_s
         self._readers = {topic: self._reader(topic) for topic in self._member.topics}
         self._taking = MessageTaking(
-            self._member, self._readers, self._positions,
+            self._member, self._readers, self.positions,
             batch_bytes=store.config.consume_batch_bytes, sent_back=self._knows_sent_back(),
         )  # fmt: skip
         self._member.join()
-        self._positions.follow(self._member.held)
+        self.positions.follow(self._member.held)
 
     def _new_member(self, clock: Clock, consume_timeout_s: float | None) -> GroupMember:
         """Make the member, and the table of a new group; the member does not join yet."""
@@ -117,7 +122,7 @@ class GroupReader:
         return GroupMember(
             store, group, replace(subscription.settings, is_orderly=is_orderly), subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
-            read_in=self._positions.read_in, tries=self._positions.tries,
+            read_in=self.positions.read_in, attempts=self.positions.attempts,
             consume_timeout_s=consume_timeout_s or settings.consume_timeout_s,
         )  # fmt: skip
 
@@ -153,8 +158,8 @@ class GroupReader:
 
     def tries(self, queue: TopicQueue, offset: int) -> int:
         """Return how often a message has failed in its place."""
-        position = self._positions.get(queue)
-        return 0 if position is None or position.tried_offset != offset else position.tries
+        position = self.positions.get(queue)
+        return 0 if position is None else position.tries_at(offset)
 
     @property
     def queues(self) -> Collection[TopicQueue]:
@@ -192,7 +197,7 @@ class GroupReader:
 
     def position(self, queue: TopicQueue) -> int | None:
         """Return the next offset of a queue; None if the member has it not, or is to give it up."""
-        at = self._positions.get(queue)
+        at = self.positions.get(queue)
         return None if at is None or queue in self._member.held.surplus else at.next_offset
 
     @property
@@ -202,12 +207,12 @@ class GroupReader:
 
     def is_owned(self, queue: TopicQueue) -> bool:
         """Tell whether the member has had a queue without a break since it took messages of it."""
-        position = self._positions.get(queue)
+        position = self.positions.get(queue)
         return position is not None and self._member.held.epochs.get(queue) == position.epoch
 
     def queues_of(self, topic: str) -> list[int]:
         """List the ids of the queues of a topic that the member has, sorted."""
-        return self._positions.queues_of(topic)
+        return self.positions.queues_of(topic)
 
     def check_reads(self, topic: str) -> None:
         """Raise ConfigError for a topic that the member does not read."""
@@ -241,12 +246,12 @@ class GroupReader:
         """
         now_s = time.monotonic()
         is_fresh = now_s - self._looked_s < self._look_interval_s
-        if is_fresh and self._positions.has_messages() and self._member.may_serve:
+        if is_fresh and self.positions.has_messages() and self._member.may_serve:
             return
         self._looked_s = now_s
         for reader in self._readers.values():
             reader.follow()
-        positions = self._positions
+        positions = self.positions
         commits = positions.commits() if is_all_handled else positions.idle_commits()
         refused = self._member.keep_up(commits, () if is_all_handled else positions.busy())
         if refused is not None:
@@ -257,7 +262,7 @@ class GroupReader:
             for reader in self._readers.values():
                 reader.follow(closely=True)
 
-    def _has_news(self, *, is_all_handled: bool) -> bool:
+    def has_news(self, *, is_all_handled: bool) -> bool:
         """Look for the next commit file of each topic; a few times a second, follow all logs."""
         if time.monotonic() - self._looked_s >= self._full_look_s:
             self.keep_up(is_all_handled=is_all_handled)
@@ -294,7 +299,7 @@ class GroupReader:
             if stopping is not None and stopping.is_set():
                 break
             time.sleep(min(left_s, self._look_interval_s))
-            if self._has_news(is_all_handled=is_all_handled):
+            if self.has_news(is_all_handled=is_all_handled):
                 handed = self.take(count, of_a_queue)
         if not handed:
             # Not sooner: the first message of a topic may be on its way.
@@ -333,7 +338,7 @@ class GroupReader:
 
     def turn(self, queues: Iterable[TopicQueue]) -> None:
         """Note that these queues have had their turn, for `servable`."""
-        self._positions.turn(queues)
+        self.positions.turn(queues)
 
     def servable(self) -> Iterator[tuple[TopicQueue, QueuePosition]]:
         """Yield the queues to serve now: not paused, and not to be given up to another member.
@@ -341,9 +346,10 @@ class GroupReader:
         Those come first whose turn was longest ago, so that no queue is always last.
         """
         surplus, now_ms = self._member.held.surplus, elapsed_ms(self._clock)
-        for queue, position in self._positions.in_turn():
-            is_held_back = position.suspended_until_ms > now_ms
-            if not (is_held_back or queue in surplus or queue in self._paused):
+        for queue, position in self.positions.in_turn():
+            must_wait = position.suspended_until_ms > now_ms
+            must_wait = must_wait or (self.is_orderly and position.has_messages_in_hands)
+            if not (must_wait or queue in surplus or queue in self._paused):
                 yield queue, position
 
     def end_offset(self, queue: TopicQueue, position: QueuePosition) -> int:
@@ -376,7 +382,7 @@ class GroupReader:
 
     def hand_out(self, queue: TopicQueue, end: int) -> None:
         """Note that the caller has all messages of a queue up to before `end`."""
-        self._positions.hand_out(queue, end)
+        self.positions.hand_out(queue, end)
 
     def message_at(self, queue: TopicQueue, offset: int) -> ReceivedMessage | None:
         """Read one message; None if it is not there, or the filter does not let it through.
@@ -395,12 +401,12 @@ class GroupReader:
 
         Commits: one, or none if no offset has moved. Raises: StorageError.
         """
-        commits = self._positions.commits(unhandled)
-        must_swap = commits or self._has_new_tries()
+        commits = self.positions.commits(unhandled)
+        must_swap = commits or self.positions.has_new_attempts(self._member.held)
         refused = self._member.swap(commits, tuple(unhandled or ())) if must_swap else frozenset()
         self._after_swap(commits, refused)
-        lost = refused | self._positions.take_lost()
-        self._positions.follow(self._member.held)
+        lost = refused | self.positions.take_lost()
+        self.positions.follow(self._member.held)
         offsets = {q: offset for q, (_, offset) in commits.items() if q not in refused}
         return CommitResult(offsets, frozenset(lost))
 
@@ -409,28 +415,22 @@ class GroupReader:
 
         The next commit keeps the count: a member that is killed before forgets it.
         """
-        if position := self._positions.get(queue):
+        if position := self.positions.get(queue):
             position.tries, position.tried_offset = self.tries(queue, offset) + 1, offset
             position.suspended_until_ms = elapsed_ms(self._clock) + round(suspend_s * 1000)
 
-    def _has_new_tries(self) -> bool:
-        held = self._member.held.tries
-        return any(
-            held.get(queue) != count for queue, (_, _, count) in self._positions.tries().items()
-        )
-
     def _after_swap(self, commits: Commits, refused: frozenset[TopicQueue]) -> None:
         self._committed_s = time.monotonic()
-        self._positions.note_committed(commits, refused)
+        self.positions.note_committed(commits, refused)
         for topic, reader in self._readers.items():
-            reader.forget_before(self._positions.next_offsets(topic))
+            reader.forget_before(self.positions.next_offsets(topic))
 
     def give_again(self, offsets: Mapping[TopicQueue, int], *, are_doubtful: bool = True) -> None:
         """Hand out these offsets next, and what follows them; 0 commits.
 
         Doubtful ones may have been sent back by whoever had them, without an answer.
         """
-        self._positions.give_again(offsets, are_doubtful=are_doubtful)
+        self.positions.give_again(offsets, are_doubtful=are_doubtful)
 
     def send_back(self, failed: Sequence[FailedMessage]) -> int:
         """Send failed messages to the retry topic, and return how many were sent.
@@ -464,7 +464,7 @@ class GroupReader:
         Raises: QueueNotOwnedError for a queue that the member does not have; the other queues are
             moved all the same. StorageError.
         """
-        positions = {queue: self._positions.get(queue) for queue in offsets}
+        positions = {queue: self.positions.get(queue) for queue in offsets}
         epochs = {queue: at.epoch for queue, at in positions.items() if at is not None}
         now = {queue: self._readers[queue.topic].commit for queue in offsets}
         seen_in = {queue: commit for queue, commit in now.items() if commit is not None}
@@ -472,13 +472,15 @@ class GroupReader:
         refused = self._member.seek(commits, seen_in)
         for queue, position in positions.items():
             if position is not None and queue not in refused:
-                position.move_to(offsets[queue])
-                position.committed, position.is_busy = offsets[queue], False
-                position.tries = position.suspended_until_ms = 0
+                position.restart(offsets[queue])
                 position.read_in = now[queue]
         for queue, position in positions.items():
             if position is None or queue in refused:
                 raise QueueNotOwnedError(queue.topic, queue.queue_id)
+
+    def work_for(self, time_s: float) -> None:
+        """Keep the lease for so long without a question: messages are in the caller's hands."""
+        self._member.work_for(time_s)
 
     def leave(self) -> None:
         """Leave the group: one commit. Other members read again what was not committed."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
+from txmq.consumer.attempts import Attempts
 from txmq.consumer.leases import Membership, Sighting, sightings
 from txmq.errors import ConsumerGroupConflictError
 
@@ -61,8 +62,8 @@ class TopicCommit(NamedTuple):
 Offsets = Mapping[TopicQueue, int]
 # Of each queue the epoch in which the member got it, and the next offset.
 Commits = Mapping[TopicQueue, tuple[int, int]]
-# Of each queue the epoch, the offset of a message that has failed in its place, and how often.
-Tries = Mapping[TopicQueue, tuple[int, int, int]]
+# Of each queue the epoch, and what was handed out and is not over.
+AttemptsByQueue = Mapping[TopicQueue, tuple[int, Attempts]]
 # The key of the replays of every queue that has none of its own: no topic has this name.
 EVERY_QUEUE = TopicQueue("", 0)
 _NO_OFFSETS: Offsets = {}
@@ -78,11 +79,13 @@ class GroupSettings:
         mode: whether the members share the messages.
         subscription: the text of the filter of each topic.
         is_orderly: whether a message that fails is tried again in its place.
+        is_acknowledged: whether each message is acknowledged for itself.
     """
 
     mode: ConsumeMode = ConsumeMode.CLUSTERING
     subscription: Mapping[str, str] = field(default_factory=dict)
     is_orderly: bool = False
+    is_acknowledged: bool = False
 
     def __str__(self) -> str:
         """Return the text that errors show."""
@@ -90,7 +93,8 @@ class GroupSettings:
             topic if text == ALL else f"{topic} [{text}]"
             for topic, text in sorted(self.subscription.items())
         )
-        return f"{topics} ({self.mode}{', in order' if self.is_orderly else ''})"
+        order = ", in order" if self.is_orderly else ""
+        return f"{topics} ({self.mode}{order}{', acknowledged' if self.is_acknowledged else ''})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,8 @@ class GroupState:
         owners: the member that has each queue; empty in BROADCASTING.
         replays: how often the group went back in a queue on purpose, see `replay_of`.
         followed: which commit of its topic each offset is of, by the keys of `offsets`.
-        tries: how often the message at the next offset of a queue has failed in its place.
+        attempts: what of a queue was handed out from the next offset on, and is not over: messages
+            that have failed in their place, or that nobody has acknowledged.
         epoch: grows when a member joins or a queue changes hands, so that an old owner never
             equals a new one.
     """
@@ -134,7 +139,7 @@ class GroupState:
     epoch: int = 0
     seen: Mapping[str, Sighting] = field(default_factory=dict)
     followed: Mapping[str, Followed] = field(default_factory=dict)
-    tries: Offsets = field(default_factory=dict)
+    attempts: Mapping[TopicQueue, Attempts] = field(default_factory=dict)
 
     # --- questions --------------------------------------------------------------------------
 
@@ -199,17 +204,17 @@ class GroupState:
         commits: Commits | None = None,
         busy: Collection[TopicQueue] = (),
         followed: Followed = _NO_COMMITS,
-        tries: Tries | None = None,
+        attempts: AttemptsByQueue | None = None,
     ) -> SwapResult:
         """Do all that a member does in one swap.
 
         Commits offsets, renews its lease, drops members that are gone, and adjusts its share.
-        The arguments are those of `committed`, `tried` and the others; it is not among the `gone`
-        itself.
+        The arguments are those of `committed`, `attempted` and the others; it is not among the
+        `gone` itself.
         """
         result = self.committed(me, commits or {}, followed=followed)
-        after = result.state.tried(me, tries or {}).renewed(me, lease_end_ms).without_gone(gone)
-        return SwapResult(after.shared_out(me, busy), result.refused)
+        after = result.state.attempted(me, attempts or {}).renewed(me, lease_end_ms)
+        return SwapResult(after.without_gone(gone).shared_out(me, busy), result.refused)
 
     # --- members ----------------------------------------------------------------------------
 
@@ -236,6 +241,8 @@ class GroupState:
             if any(name != member_id for name in after.members):
                 raise ConsumerGroupConflictError(group, str(after.settings), str(settings))
             after = replace(after, settings=settings, queues={}, owners={}, members={})
+            if self.settings.is_acknowledged != settings.is_acknowledged:
+                after = replace(after, attempts={})
         epoch = after.epoch + 1
         others = {name: at for name, at in after.members.items() if name != member_id}
         # A new process does not inherit the queues of an earlier one of the same name.
@@ -381,21 +388,21 @@ class GroupState:
         anew = moved if may_go_back else ()
         return SwapResult(after._replayed(stored, moved, anew), refused)  # noqa: SLF001
 
-    def tried(self, me: Owner, tries: Tries) -> GroupState:
-        """Keep how often messages have failed, each at the next offset of a queue of this member.
+    def attempted(self, me: Owner, attempts: AttemptsByQueue) -> GroupState:
+        """Keep what was handed out of queues of this member, each from its next offset on.
 
         Others are left out: what has them now, or comes back to them, begins anew.
         """
-        if not tries:
+        if not attempts:
             return self
         held, stored = self.held_by(me), self.offsets_of(me.member_id)
-        counts = {
-            queue: count
-            for queue, (epoch, offset, count) in tries.items()
-            if held.get(queue) == epoch and stored.get(queue) == offset
+        own = {
+            queue: handed
+            for queue, (epoch, handed) in attempts.items()
+            if held.get(queue) == epoch and stored.get(queue) == handed.offset
         }
-        after = {**self.tries, **counts}
-        return self if after == self.tries else replace(self, tries=after)
+        after = {**self.attempts, **own}
+        return self if after == self.attempts else replace(self, attempts=after)
 
     def reset(self, offsets: Offsets, read_in: Followed = _NO_COMMITS) -> GroupState:
         """Set other offsets, in BROADCASTING for each member.
@@ -461,17 +468,17 @@ class GroupState:
     ) -> GroupState:
         """Count one more replay of each queue in which the group goes back.
 
-        Where an offset moves, either way, the tries of the message there are over, and in the
-        queues that begin `anew`.
+        Where an offset moves, either way, the attempts there are over, and in the queues that begin
+        `anew`.
         """
         moved = {queue: offset for queue, offset in after.items() if offset != before.get(queue)}
         over = {*moved, *anew}
-        tries = {queue: count for queue, count in self.tries.items() if queue not in over}
+        attempts = {queue: at for queue, at in self.attempts.items() if queue not in over}
         back = [queue for queue, offset in moved.items() if offset < before.get(queue, 0)]
-        if not back and len(tries) == len(self.tries):
+        if not back and len(attempts) == len(self.attempts):
             return self
         more = {queue: replay_of(self.replays, queue) + 1 for queue in back}
-        return replace(self, replays={**self.replays, **more}, tries=tries)
+        return replace(self, replays={**self.replays, **more}, attempts=attempts)
 
     def _noted(self, reader: str, queues: Collection[TopicQueue], commits: Followed) -> GroupState:
         """Note of which commit of its topic each of these offsets of a reader is.

@@ -32,6 +32,8 @@ class QueueLag:
         owner: the member that reads the queue now; None if no member does.
         next_offset: the offset of the first message that is not consumed.
         end_offset: the offset that the next message of the queue will get.
+        acknowledged: messages behind `next_offset` that are consumed, where each message is
+            acknowledged for itself.
     """
 
     group: str
@@ -41,11 +43,12 @@ class QueueLag:
     owner: str | None
     next_offset: int
     end_offset: int
+    acknowledged: int = 0
 
     @property
     def lag(self) -> int:
         """How many messages are not consumed, including those that retention has removed."""
-        return max(0, self.end_offset - self.next_offset)
+        return max(0, self.end_offset - self.next_offset - self.acknowledged)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the lag as plain values, for JSON."""
@@ -130,8 +133,11 @@ class ConsumerLag:
         by = state.owners.get(queue)
         member = reader if state.is_broadcasting else None if by is None else by.member_id
         owner = member if member in state.living(self._clock.now_ms()) else None
-        end = self._end(queue)
-        return QueueLag(group, queue.topic, queue.queue_id, reader, owner, offset, end)
+        end, attempts = self._end(queue), state.attempts.get(queue)
+        return QueueLag(
+            group, queue.topic, queue.queue_id, reader, owner, offset, end,
+            0 if attempts is None else attempts.acknowledged(),
+        )  # fmt: skip
 
     def _end(self, queue: TopicQueue) -> int:
         if queue.topic not in self._offsets:

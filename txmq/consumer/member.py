@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from txmq.consumer.attempts import Attempts
 from txmq.consumer.group import ConsumerGroup
 from txmq.consumer.group_rules import (
+    AttemptsByQueue,
     Commits,
     Followed,
     GroupSettings,
@@ -22,7 +24,6 @@ from txmq.consumer.group_rules import (
     Owner,
     SwapResult,
     TopicQueue,
-    Tries,
 )
 from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
@@ -52,7 +53,7 @@ class HeldQueues:
         surplus: queues that the member must give up as soon as it can.
         replays: how often the group went back in a queue on purpose.
         followed: the commit of the topic that each offset is of, if it is known.
-        tries: how often the message at the next offset of a queue has failed in its place.
+        attempts: what of a queue was handed out from the next offset on, and is not over.
     """
 
     epochs: Mapping[TopicQueue, int] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class HeldQueues:
     surplus: frozenset[TopicQueue] = frozenset()
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
     followed: Followed = field(default_factory=dict)
-    tries: Offsets = field(default_factory=dict)
+    attempts: Mapping[TopicQueue, Attempts] = field(default_factory=dict)
 
 
 class GroupMember:
@@ -80,7 +81,7 @@ class GroupMember:
         clock: measures leases; only durations count.
         seen_queues: the numbers of queues that the topics show.
         read_in: the commit of its topic that the offset of each queue was read in.
-        tries: how often messages have failed in their places.
+        attempts: what was handed out of each queue and is not over.
         consume_timeout_s: a member that has not asked for messages for so long is stuck, and its
             lease ends.
     """
@@ -96,7 +97,7 @@ class GroupMember:
         clock: Clock,
         seen_queues: Callable[[], Mapping[str, int]],
         read_in: Callable[[Collection[TopicQueue]], Followed],
-        tries: Callable[[], Tries],
+        attempts: Callable[[], AttemptsByQueue],
         consume_timeout_s: float,
     ) -> None:
         """Write nothing before `join`."""
@@ -105,7 +106,7 @@ class GroupMember:
         self._starts = GroupStart(store, start, group.retry_topic)
         self._lease_ms = round(store.config.consumer_lease_s * 1000)
         self._catalog, self._seen_queues = TopicCatalog(store), seen_queues
-        self._read_in, self._tries = read_in, tries
+        self._read_in, self._attempts = read_in, attempts
         self._lock = threading.RLock()
         self._me, self._state, self._held = _NOBODY, GroupState(), HeldQueues()
         self._lease = OwnLease(clock, self._lease_ms)
@@ -298,6 +299,11 @@ class GroupMember:
             if self._me != _NOBODY and self._is_due(LATE_RENEWAL):
                 self._change(self._renewed)
 
+    def work_for(self, time_s: float) -> None:
+        """Let the reading thread be silent for so long: messages are invisible."""
+        silent_from_s = time.monotonic() + time_s - self._consume_timeout_s
+        self._asked_s = max(self._asked_s, silent_from_s)
+
     def _joined_again(self) -> bool:
         """Join again; if another member has the name, only some times a second."""
         now_s = time.monotonic()
@@ -353,7 +359,7 @@ class GroupMember:
         number = self._lease.next_number(state.members[self.member_id])
         result = state.grown(self._queues()).swapped(
             self._me, gone=self._others_gone(state), lease_end_ms=number,
-            commits=commits, busy=busy, followed=self._read_in(commits), tries=self._tries(),
+            commits=commits, busy=busy, followed=self._read_in(commits), attempts=self._attempts(),
         )  # fmt: skip
         return SwapResult(self._with_starts(result.state), result.refused)
 
@@ -387,7 +393,7 @@ class GroupMember:
             frozenset(state.surplus_of(self._me)),
             state.replays,
             state.followed_by(self.member_id),
-            state.tries,
+            state.attempts,
         )
         self._lease.adopt(state.members[self.member_id])
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_queue, checked_timeout
-from txmq.consumer.exclusive_use import ExclusiveUse
+from txmq.consumer.exclusive_use import ExclusiveUse, SharedUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.handlers import (
@@ -51,7 +51,7 @@ class MovableMember(OfOneProcess):
     namespace: str | None
     consumer_group: str
     clock: Clock
-    _use: ExclusiveUse
+    _use: ExclusiveUse | SharedUse
     _reader: GroupReader
 
     @property
@@ -210,6 +210,8 @@ class PullConsumer(MovableMember):
         ...     consumer.commit().refused
         frozenset()
     """
+
+    _use: ExclusiveUse
 
     def __init__(  # noqa: PLR0913 - the arguments of a consumer
         self,

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from txmq.consumer.group_rules import Commits, TopicCommit, TopicQueue, Tries, replay_of
+from txmq.consumer.attempts import Attempts, attempts_of
+from txmq.consumer.group_rules import (
+    AttemptsByQueue,
+    Commits,
+    TopicCommit,
+    TopicQueue,
+    replay_of,
+)
 from txmq.consumer.member import GroupMember, HeldQueues
 from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.reader import Run, TopicReader
@@ -98,22 +106,22 @@ class MessageTaking:
         lies before the error is handed out first: who goes on behind it would miss that.
         """
         failure = self._member.begin_failure
-        starts: dict[TopicQueue, int] = {}
+        starts: dict[TopicQueue, tuple[int, int]] = {}
         with_more: deque[tuple[TopicQueue, QueuePosition]] = deque()
         while not batch.is_full:
             entry = next(queues, None) or (with_more.popleft() if with_more else None)
             if entry is None:
                 break
             queue, position = entry
-            starts.setdefault(queue, position.next_offset)
+            starts.setdefault(queue, position.place)
             try:
                 if self._takes_share(batch, queue, position):
                     with_more.append(entry)
-                if position.next_offset != starts[queue] or not position.has_messages():
+                if position.place != starts[queue] or not position.has_messages():
                     looked.append(queue)
             except UNREADABLE as error:
                 looked.append(queue)
-                if position.next_offset == starts[queue]:
+                if position.place == starts[queue]:
                     failure = failure or error
                 # The other queues would wait for the storage as long.
                 if isinstance(error, StorageUnavailableError):
@@ -133,7 +141,8 @@ class MessageTaking:
         """Tell whether there are messages to hand out; read ahead if there are none yet."""
         self.begin(queue, position)
         while not position.has_messages():
-            run = self._readers[queue.topic].read(queue.queue_id, position.next_offset)
+            reader, offset = self._readers[queue.topic], position.read_offset
+            run = None if offset is None else reader.read(queue.queue_id, offset)
             if run is None:
                 return False
             # It may have met a rebuild.
@@ -154,6 +163,8 @@ class MessageTaking:
         if not self._member.may_serve:
             self._positions.undo(first_handed(handed), busy)
             return []
+        for queue, offset in sent:
+            self._positions.acknowledge(queue, offset)
         # The offset moves on with the next commit: the caller has nothing of these queues.
         self._positions.be_idle({q for q, _ in handed} - {q for q, _ in fresh} - {*busy})
         return fresh
@@ -258,12 +269,30 @@ class HandedMessages:
         return len(messages)
 
 
-class QueuePositions:
-    """The positions in all queues of a member. Not safe for several threads."""
+class Delivery(NamedTuple):
+    """One handing out of a message.
 
-    def __init__(self) -> None:
+    Attributes:
+        times: how often the message was handed out, this time included.
+        until_ms: it comes again then, by the clock of durations.
+        receipt: another number each time.
+    """
+
+    times: int
+    until_ms: float
+    receipt: int
+
+
+class QueuePositions:
+    """The positions in all queues of a member. Not safe for several threads.
+
+    Args:
+        kind: of what class they are.
+    """
+
+    def __init__(self, kind: type[QueuePosition]) -> None:
         """Begin without a queue; `follow` adds the queues of a member."""
-        self._positions: dict[TopicQueue, QueuePosition] = {}
+        self._kind, self._positions = kind, dict[TopicQueue, QueuePosition]()
         self._lost: set[TopicQueue] = set()
 
     def follow(self, held: HeldQueues) -> None:
@@ -274,11 +303,11 @@ class QueuePositions:
                 self._lost.add(queue)
         for queue, epoch in epochs.items():
             if queue not in self._positions and queue in held.offsets:
-                offset, commit = held.offsets[queue], held.followed.get(queue)
-                self._positions[queue] = QueuePosition(
-                    epoch, offset, offset,
-                    read_in=commit, tried_offset=offset, tries=held.tries.get(queue, 0),
-                )  # fmt: skip
+                offset = held.offsets[queue]
+                position = self._kind(epoch, offset, offset, read_in=held.followed.get(queue))
+                if attempts := held.attempts.get(queue):
+                    position.go_on_after(attempts)
+                self._positions[queue] = position
 
     def take_lost(self) -> set[TopicQueue]:
         """Return the queues that were lost while their messages were in the hands of the caller.
@@ -333,7 +362,7 @@ class QueuePositions:
 
     def commits(self, unhandled: Mapping[TopicQueue, int] | None = None) -> Commits:
         """Return the offsets to commit: all that was handed out, up to before `unhandled`."""
-        ends = {q: (at.epoch, at.next_offset) for q, at in self._positions.items()}
+        ends = {q: (at.epoch, at.handled_offset) for q, at in self._positions.items()}
         for queue, offset in (unhandled or {}).items():
             if queue in ends:
                 # As in `give_again`.
@@ -345,13 +374,15 @@ class QueuePositions:
         commits = {queue: at.read_in for queue, at in self._positions.items() if queue in queues}
         return {queue: commit for queue, commit in commits.items() if commit is not None}
 
-    def tries(self) -> Tries:
-        """Return how often messages that are not committed have failed in their places."""
-        return {
-            queue: (at.epoch, at.tried_offset, at.tries)
-            for queue, at in self._positions.items()
-            if at.tries and at.tried_offset >= at.committed
-        }
+    def attempts(self) -> AttemptsByQueue:
+        """Return what was handed out of each queue, from its next offset on, and is not over."""
+        handed = {queue: (at.epoch, at.attempts()) for queue, at in self._positions.items()}
+        return {queue: (epoch, at) for queue, (epoch, at) in handed.items() if at is not None}
+
+    def has_new_attempts(self, held: HeldQueues) -> bool:
+        """Tell whether the group does not know all of `attempts`."""
+        own = self.attempts().items()
+        return any(held.attempts.get(queue) != attempts for queue, (_, attempts) in own)
 
     def idle_commits(self) -> Commits:
         """Return the offsets to commit of idle queues: messages that filters held back."""
@@ -372,9 +403,9 @@ class QueuePositions:
                 position.is_busy = position.is_busy and offset < position.next_offset
 
     def next_offsets(self, topic: str) -> dict[int, int]:
-        """Return the first offset of each queue of a topic that was not handed out."""
+        """Return the first offset of each queue of a topic that may be read."""
         return {
-            queue.queue_id: position.next_offset
+            queue.queue_id: position.handled_offset
             for queue, position in self._positions.items()
             if queue.topic == topic
         }
@@ -389,8 +420,32 @@ class QueuePositions:
     ) -> None:
         """Go back to these offsets as if they, and what follows, had not been handed out."""
         for queue, offset in first_offsets.items():
-            self._positions[queue].move_to(offset)
-            self._positions[queue].is_busy = queue in busy_before
+            self._positions[queue].undo(offset, is_busy=queue in busy_before)
+
+    def acknowledge(self, queue: TopicQueue, offset: int) -> None:
+        """Note that a message of a queue is over."""
+        if position := self._positions.get(queue):
+            position.acknowledge(offset)
+
+    def undo_taken(self) -> None:
+        """Put back what was taken and has not reached the caller, where it is acknowledged."""
+        for position in self._positions.values():
+            position.undo(position.next_offset, is_busy=position.is_busy)
+
+    def hand_out_again(self, now_ms: int) -> None:
+        """Have messages come again whose invisible time is over."""
+        for position in self._positions.values():
+            position.hand_out_again(now_ms)
+
+    def change_invisible(self, queue: TopicQueue, offset: int, until_ms: float) -> None:
+        """Have a message in hands come again at another time."""
+        if position := self._positions.get(queue):
+            position.change_invisible(offset, until_ms)
+
+    def receive_until(self, until_ms: float) -> None:
+        """Note that the caller has what was taken, which is invisible until then."""
+        for position in self._positions.values():
+            position.receive_until(until_ms)
 
     def give_again(
         self, first_offsets: Mapping[TopicQueue, int], *, are_doubtful: bool = True
@@ -452,10 +507,65 @@ class QueuePosition:
             end, size_bytes = end + 1, size_bytes + size
         messages = self._messages[self._row : end]
         if messages:
-            self._row, self.is_busy = end, True
-            is_last = end == len(self._messages)
-            self.next_offset = self._end_offset if is_last else self._offsets[end]
+            self.is_busy = True
+            self._pass_to(end)
         return messages, size_bytes
+
+    def _pass_to(self, row: int) -> None:
+        """Note that the messages before a row are handed out."""
+        self._row = row
+        is_last = row == len(self._messages)
+        self.next_offset = self._end_offset if is_last else self._offsets[row]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Another one after each message that is taken or skipped."""
+        return self.next_offset, 0
+
+    @property
+    def read_offset(self) -> int | None:
+        """The offset to read next; None if nothing is to be read now."""
+        return self.next_offset
+
+    @property
+    def handled_offset(self) -> int:
+        """The offset up to which all was handed out, and is handled for all that is known here."""
+        return self.next_offset
+
+    @property
+    def has_messages_in_hands(self) -> bool:
+        """Whether messages are invisible that were not acknowledged yet."""
+        return False
+
+    def go_on_after(self, attempts: Attempts) -> None:
+        """Begin with what an owner before has counted."""
+        self.tried_offset, self.tries = attempts.offset, attempts.times_of(attempts.offset)
+
+    def attempts(self) -> Attempts | None:
+        """Return the tries of a message that is not committed; None if there is none."""
+        if not self.tries or self.tried_offset < self.committed:
+            return None
+        return attempts_of({self.tried_offset: self.tries}, self.tried_offset + 1)
+
+    def tries_at(self, offset: int) -> int:
+        """Return how often a message has failed in its place."""
+        return self.tries if self.tried_offset == offset else 0
+
+    def acknowledge(self, offset: int) -> None:
+        """Note that a message is over."""
+
+    def hand_out_again(self, now_ms: int) -> None:
+        """Have messages come again whose invisible time is over."""
+
+    def delivery_of(self, message: ReceivedMessage) -> Delivery | None:  # noqa: ARG002 - of others
+        """Return the handing out by which a caller has a message; None if it is over."""
+        return None
+
+    def change_invisible(self, offset: int, until_ms: float) -> None:
+        """Have a message in hands come again at another time."""
+
+    def receive_until(self, until_ms: float) -> None:
+        """Note that the caller has what was taken, which is invisible until then."""
 
     @property
     def first_bytes(self) -> int:
@@ -475,14 +585,25 @@ class QueuePosition:
         """Keep messages that were read ahead. A run that the filter empties is skipped."""
         self._messages, self._offsets = run.rows.messages(), run.offsets
         self._sizes_bytes = run.rows.sizes_bytes()
-        self._row, self._end_offset = 0, run.next_offset
-        self.next_offset = self._offsets[0] if self._offsets else run.next_offset
+        self._end_offset = run.next_offset
+        self._pass_to(0)
 
     def move_to(self, offset: int) -> None:
         """Hand out this offset next; messages that were read ahead are dropped and read again."""
         self.next_offset, self._row = offset, 0
         self._messages, self._offsets, self._sizes_bytes = [], [], []
         self.is_busy = self.is_busy and offset > self.committed
+
+    def undo(self, offset: int, *, is_busy: bool) -> None:
+        """Go back to an offset as if it, and what follows, had not been handed out."""
+        self.move_to(offset)
+        self.is_busy = is_busy
+
+    def restart(self, offset: int) -> None:
+        """Go on at any offset, without a trace of what was handed out before."""
+        self.move_to(offset)
+        self.committed, self.is_busy = offset, False
+        self.tries = self.suspended_until_ms = 0
 
 
 def first_offsets(offsets: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue, int]:

@@ -46,14 +46,14 @@ class ReceivedMessage:
     `reconsume_times`, `origin_topic` and `origin_message_id` tell where it comes from.
     """
 
-    __slots__ = ("_body", "_effects", "_row", "_rows", "_tries")
+    __slots__ = ("_body", "_effects", "_receipt", "_row", "_rows", "_tries")
 
     def __init__(self, rows: MessageRows, row: int) -> None:
         """View one row."""
         self._rows, self._row = rows, row
         # Where it took effect since it was handed out.
         self._effects: frozenset[str] = frozenset()
-        self._tries = 0
+        self._tries = self._receipt = 0
         # Decoded once, where the consumer has a codec.
         self._body: bytes | None = None
 
@@ -170,7 +170,7 @@ class ReceivedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was sent back before, or has failed in its place; 0 at the first try."""
+        """How often it was handed out before and not handled: 0 at the first try."""
         return self._tries + (sent_back_times(self.properties) or 0)
 
     @property
@@ -235,6 +235,21 @@ def note_effect(message: ReceivedMessage, effect_id: str) -> None:
 def note_tries(message: ReceivedMessage, tries: int) -> None:
     """Note how often a message has failed in its place."""
     message._tries = tries  # noqa: SLF001 - as `note_effect`
+
+
+def note_delivery(message: ReceivedMessage, tries: int, receipt: int) -> None:
+    """Note how often a message was handed out before, and the number of this time."""
+    message._tries, message._receipt = tries, receipt  # noqa: SLF001 - as `note_effect`
+
+
+def tries_of(message: ReceivedMessage) -> int:
+    """Return how often it was handed out before from its own place, and not handled."""
+    return message._tries  # noqa: SLF001 - as `note_effect`
+
+
+def receipt_of(message: ReceivedMessage) -> int:
+    """Return the number of the handing out; 0 where messages are not acknowledged one by one."""
+    return message._receipt  # noqa: SLF001 - as `note_effect`
 
 
 def effects_of(message: ReceivedMessage) -> frozenset[str]:

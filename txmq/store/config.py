@@ -67,6 +67,8 @@ class ConsumeSettings:
     consume_turn_s: float
     consume_message_orderly: bool
     suspend_current_queue_time_s: float
+    invisible_duration_s: float
+    redeliver_in_place_max: int
 
 
 RECONSUME_TIMES_MAX = 10_000
@@ -284,6 +286,14 @@ class Config:
     suspend_current_queue_time_s: float = setting(
         1.0, "time that a queue rests before a message is tried again in its place",
         at_least=0.0,
+    )  # fmt: skip
+    invisible_duration_s: float = setting(
+        60.0, "time after which a message that was received comes again, if it is not acknowledged",
+        at_least=0.0, at_most=43_200.0,
+    )  # fmt: skip
+    redeliver_in_place_max: int = setting(
+        2, "redeliveries of a message that is not acknowledged before it becomes a retry",
+        at_least=0, at_most=RECONSUME_TIMES_MAX,
     )  # fmt: skip
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),

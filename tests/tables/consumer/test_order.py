@@ -19,6 +19,7 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, offsets_of,
 from tests.kit.delay_world import TOPIC
 from tests.kit.kills import interrupted
 from tests.kit.reading import topic_rows
+from txmq.consumer.attempts import Attempts, Span
 from txmq.consumer.group import group_in
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue
@@ -123,7 +124,7 @@ def test_message_that_fails_too_often_is_a_dead_letter_and_the_next_one_comes(
     world.publisher.run_once()
     (letter,) = DeadLetters(world.store, BILLING, clock=world.clock).all()
     assert (letter.origin_topic, letter.reconsume_times) == (TOPIC, TRIES + 1)
-    assert group_in(world.store, BILLING).read().tries == {}
+    assert group_in(world.store, BILLING).read().attempts == {}
 
 
 def test_tries_are_counted_for_whoever_comes_next(world: ConsumerWorld) -> None:
@@ -338,10 +339,11 @@ def test_dead_letter_by_hand_says_how_often_it_was_tried(world: ConsumerWorld) -
 
 @pytest.mark.parametrize("count", [-5, 2**62])
 def test_count_that_nobody_wrote_is_no_count(world: ConsumerWorld, count: int) -> None:
+    wrong = Attempts(1, (Span(0, 1, count),))
     world.fill(2, queues=1)
     member(world).close()
     group = group_in(world.store, BILLING)
-    group.change(lambda state: replace(state, tries={TopicQueue(TOPIC, 0): count}), 0)
+    group.change(lambda state: replace(state, attempts={TopicQueue(TOPIC, 0): wrong}), 0)
     handler = Failing()
 
     member(world).run_once(handler)
