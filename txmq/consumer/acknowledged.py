@@ -32,6 +32,8 @@ class AcknowledgedPosition(QueuePosition):
 
     in_hands: dict[int, Delivery] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
+    # Whether it was acknowledged what the group does not know.
+    is_ahead: bool = False
     # What was taken and may not have reached the caller; where the fresh ones of these begin.
     _taken: list[int] = field(default_factory=list)
     _fresh_from: int | None = None
@@ -58,6 +60,11 @@ class AcknowledgedPosition(QueuePosition):
     def handled_offset(self) -> int:
         """The first offset that is not acknowledged."""
         return min(itertools.chain(self.in_hands, self.waiting), default=self.next_offset)
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether the caller had messages, or acknowledged some, that are not committed."""
+        return bool(self.in_hands) or self.is_ahead
 
     @property
     def has_messages_in_hands(self) -> bool:
@@ -167,7 +174,11 @@ class AcknowledgedPosition(QueuePosition):
         self.waiting.pop(offset, None)
         if offset in self._taken:
             self._taken.remove(offset)
-        self.is_busy = bool(self.in_hands)
+        self.is_busy, self.is_ahead = bool(self.in_hands), True
+
+    def note_durable(self) -> None:
+        """Note that the group knows what was acknowledged."""
+        self.is_ahead = False
 
     def delivery_of(self, message: ReceivedMessage) -> Delivery | None:
         """Return the handing out by which a caller has a message; None if it is over."""

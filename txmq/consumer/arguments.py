@@ -21,6 +21,7 @@ from txmq.message.names import (
     topic_in_namespace,
 )
 
+THREADS_MAX = 1_000
 # RocketMQ's longest invisible time.
 INVISIBLE_MAX_S = 12 * 60 * 60
 _MEMBER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
@@ -173,6 +174,16 @@ def checked_timeout(consume_timeout_s: object, default_s: float) -> float:
         return seconds
     problem = "consume_timeout_s must be seconds above 0"
     raise ConfigError([f"{problem}, not {shown(consume_timeout_s)}"])
+
+
+def checked_threads(consume_threads: object, default: int) -> int:
+    """Return how many threads call a handler; the default for None. Raises: ConfigError."""
+    if consume_threads is None:
+        return default
+    if type(consume_threads) is int and 0 < consume_threads <= THREADS_MAX:
+        return consume_threads
+    rule = f"must be a whole number from 1 to {THREADS_MAX:,}"
+    raise ConfigError([f"consume_threads {rule}, not {shown(consume_threads)}"])
 
 
 def checked_invisible(invisible_duration_s: object, default_s: float) -> float:

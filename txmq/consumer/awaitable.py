@@ -26,7 +26,7 @@ from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
 from txmq.consumer.push import ConsumeResult, ConsumerHandle
 from txmq.delta.failures import process_id
-from txmq.errors import ClosedError, ConcurrentUseError, ConsumeTimeoutError
+from txmq.errors import ClosedError, ConcurrentUseError, ConfigError, ConsumeTimeoutError
 from txmq.ground.handles import OfOneProcess
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
@@ -79,6 +79,9 @@ class AsyncPullConsumer(OfOneProcess):
     ) -> None:
         """Check the names, and read and write nothing."""
         check_store(store)
+        if "consume_threads" in options:
+            problem = "consume_threads is not for asyncio: handlers run in the event loop"
+            raise ConfigError([f"{problem}; make another consumer for more at a time"])
         namespace = options.get("namespace")
         subscription = Subscription.of(
             consumer_group=consumer_group, topics=topics, namespace=namespace,
@@ -92,7 +95,7 @@ class AsyncPullConsumer(OfOneProcess):
         self._by_topic = HandlersByTopic(subscription.filters, namespace, check_async_function)
         self._make = lambda: PullConsumer(
             store, consumer_group=consumer_group, topics=topics,
-            consume_timeout_s=self._timeout_s + CANCEL_GRACE_S, **options,
+            consume_timeout_s=self._timeout_s + CANCEL_GRACE_S, consume_threads=1, **options,
         )  # fmt: skip
         self._consumer: PullConsumer | None = None
         self._joining: Future[PullConsumer] | None = None

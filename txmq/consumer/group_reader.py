@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from txmq.consumer.acknowledged import AcknowledgedPosition
 from txmq.consumer.arguments import Subscription, check_reads
@@ -17,6 +18,7 @@ from txmq.consumer.member import GroupMember
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.consumer.taking import (
+    HandedMessages,
     MessageTaking,
     QueueMessage,
     QueuePosition,
@@ -103,8 +105,7 @@ class GroupReader:
         self._renewal_s = self._member.renewal_s
         self._readers = {topic: self._reader(topic) for topic in self._member.topics}
         self._taking = MessageTaking(
-            self._member, self._readers, self.positions,
-            batch_bytes=store.config.consume_batch_bytes, sent_back=self._knows_sent_back(),
+            self._member, self._readers, self.positions, sent_back=self._knows_sent_back()
         )  # fmt: skip
         self._member.join()
         self.positions.follow(self._member.held)
@@ -218,7 +219,7 @@ class GroupReader:
         """Raise ConfigError for a topic that the member does not read."""
         check_reads(topic, self._readers)
 
-    def _tell_unknown(self) -> None:
+    def tell_unknown(self) -> None:
         """Warn once of topics that nobody has made or written: their names may be mistyped."""
         if self._has_told_unknown:
             return
@@ -232,13 +233,14 @@ class GroupReader:
 
     # --- following the logs -----------------------------------------------------------------
 
-    def keep_up(self, *, is_all_handled: bool = False) -> None:
+    def keep_up(self, unhandled: Mapping[TopicQueue, int] | None = None) -> None:
         """Follow the logs of the group and of the topics, and renew the lease if it is time.
 
         Does nothing if the last call was less than a look's interval ago and messages wait.
 
         Args:
-            is_all_handled: all messages that were handed out may be committed on the way.
+            unhandled: all that was handed out may be committed on the way, up to before these
+                offsets; without it nothing of a queue of which the caller has messages.
 
         Commits: at most one, if the lease or the share of the queues must change.
 
@@ -252,8 +254,11 @@ class GroupReader:
         for reader in self._readers.values():
             reader.follow()
         positions = self.positions
-        commits = positions.commits() if is_all_handled else positions.idle_commits()
-        refused = self._member.keep_up(commits, () if is_all_handled else positions.busy())
+        if unhandled is None:
+            commits, busy = positions.idle_commits(), frozenset(positions.busy())
+        else:
+            commits, busy = positions.commits(unhandled), frozenset(unhandled)
+        refused = self._member.keep_up(commits, busy)
         if refused is not None:
             self._after_swap(commits, refused)
         positions.follow(self._member.held)
@@ -262,10 +267,10 @@ class GroupReader:
             for reader in self._readers.values():
                 reader.follow(closely=True)
 
-    def has_news(self, *, is_all_handled: bool) -> bool:
+    def has_news(self, unhandled: Mapping[TopicQueue, int] | None = None) -> bool:
         """Look for the next commit file of each topic; a few times a second, follow all logs."""
         if time.monotonic() - self._looked_s >= self._full_look_s:
-            self.keep_up(is_all_handled=is_all_handled)
+            self.keep_up(unhandled)
             return True
         return any(self._readers[topic].follow() for topic in self._subscription.filters)
 
@@ -277,7 +282,6 @@ class GroupReader:
         timeout_s: float,
         *,
         stopping: threading.Event | None = None,
-        is_all_handled: bool = False,
         of_a_queue: int | None = None,
     ) -> list[QueueMessage]:
         """Take messages; wait up to `timeout_s` for the first one, or until `stopping` is set.
@@ -288,28 +292,35 @@ class GroupReader:
             stopping: ends the wait.
             of_a_queue: so many messages of one queue, before the next one has its turn; as many as
                 there are if it is left out.
-            is_all_handled: as in `keep_up`.
 
         Raises: as `keep_up` and `take`.
         """
         deadline_s = time.monotonic() + timeout_s
-        self.keep_up(is_all_handled=is_all_handled)
+        self.keep_up()
         handed = self.take(count, of_a_queue)
         while not handed and (left_s := deadline_s - time.monotonic()) > 0:
             if stopping is not None and stopping.is_set():
                 break
             time.sleep(min(left_s, self._look_interval_s))
-            if self.has_news(is_all_handled=is_all_handled):
+            if self.has_news():
                 handed = self.take(count, of_a_queue)
         if not handed:
             # Not sooner: the first message of a topic may be on its way.
-            self._tell_unknown()
+            self.tell_unknown()
         return handed
 
-    def take(self, count: int, of_a_queue: int | None = None) -> list[QueueMessage]:
+    def take(
+        self,
+        count: int,
+        of_a_queue: int | None = None,
+        *,
+        without: Collection[TopicQueue] = (),
+        is_of_one_queue: bool = False,
+    ) -> list[QueueMessage]:
         """Take at most `count` messages that are visible, each queue in its order; 0 commits.
 
-        The queues come in turn; `of_a_queue` as in `poll`.
+        The queues come in turn; `of_a_queue` as in `poll`. Takes nothing of the queues `without`,
+        and of one queue alone if it is told so.
 
         They hold at most `consume_batch_bytes` together, but for a single message.
 
@@ -318,7 +329,11 @@ class GroupReader:
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError.
         """
-        self._taking.take(count, self.servable, of_a_queue or count)
+        batch = partial(
+            HandedMessages, count, self._store.config.consume_batch_bytes, of_a_queue or count,
+            is_of_one_queue=is_of_one_queue,
+        )  # fmt: skip
+        self._taking.take(batch, partial(self.servable, without))
         if self.is_orderly:
             for queue, message in self.handed:
                 note_tries(message, self.tries(queue, message.queue_offset))
@@ -336,11 +351,18 @@ class GroupReader:
         """Note that the caller has what was handed out, and says what becomes of it."""
         self._taking.handed = ()
 
+    @property
+    def look_interval_s(self) -> float:
+        """How long to wait before another `has_news`."""
+        return self._look_interval_s
+
     def turn(self, queues: Iterable[TopicQueue]) -> None:
         """Note that these queues have had their turn, for `servable`."""
         self.positions.turn(queues)
 
-    def servable(self) -> Iterator[tuple[TopicQueue, QueuePosition]]:
+    def servable(
+        self, without: Collection[TopicQueue] = ()
+    ) -> Iterator[tuple[TopicQueue, QueuePosition]]:
         """Yield the queues to serve now: not paused, and not to be given up to another member.
 
         Those come first whose turn was longest ago, so that no queue is always last.
@@ -349,7 +371,8 @@ class GroupReader:
         for queue, position in self.positions.in_turn():
             must_wait = position.suspended_until_ms > now_ms
             must_wait = must_wait or (self.is_orderly and position.has_messages_in_hands)
-            if not (must_wait or queue in surplus or queue in self._paused):
+            must_wait = must_wait or queue in surplus or queue in without
+            if not (must_wait or queue in self._paused):
                 yield queue, position
 
     def end_offset(self, queue: TopicQueue, position: QueuePosition) -> int:
@@ -405,8 +428,9 @@ class GroupReader:
         must_swap = commits or self.positions.has_new_attempts(self._member.held)
         refused = self._member.swap(commits, tuple(unhandled or ())) if must_swap else frozenset()
         self._after_swap(commits, refused)
-        lost = refused | self.positions.take_lost()
         self.positions.follow(self._member.held)
+        lost = refused | self.positions.take_lost()
+        self.positions.note_durable()
         offsets = {q: offset for q, (_, offset) in commits.items() if q not in refused}
         return CommitResult(offsets, frozenset(lost))
 

@@ -10,7 +10,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_queue, checked_timeout
+from txmq.consumer.arguments import (
+    Subscription,
+    Topics,
+    check_poll,
+    checked_queue,
+    checked_threads,
+    checked_timeout,
+)
 from txmq.consumer.exclusive_use import ExclusiveUse, SharedUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue, replay_of
@@ -187,6 +194,8 @@ class PullConsumer(MovableMember):
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
         consume_timeout_s: a handler that takes longer has failed; by default the setting of the
             group, else of the store.
+        consume_threads: how many threads call the handler of `start`; by default the setting of the
+            group, else of the store.
         on_error: called with the message and the error where a handler fails: with what it raised,
             a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
         hooks: are told of each call of a handler.
@@ -227,6 +236,7 @@ class PullConsumer(MovableMember):
         clock: Clock | None = None,
         sends_back: SendsBack | None = None,
         consume_timeout_s: float | None = None,
+        consume_threads: int | None = None,
         on_error: ErrorHook | None = None,
         hooks: Iterable[Hook] = (),
         body_codec: BodyCodec | None = None,
@@ -250,7 +260,10 @@ class PullConsumer(MovableMember):
         self._handle: ConsumerHandle | None = None
         settings = store.config.of_consumer_group(self.consumer_group)
         timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
-        self._settings = replace(settings, consume_timeout_s=timeout_s)
+        self._settings = replace(
+            settings, consume_timeout_s=timeout_s,
+            consume_threads=checked_threads(consume_threads, settings.consume_threads),
+        )  # fmt: skip
         self._on_error = checked_on_error(on_error)
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._by_topic = HandlersByTopic(subscription.filters, namespace)
@@ -444,18 +457,20 @@ class PullConsumer(MovableMember):
         return MessagePush(self._reader, checked, self.clock, self._settings)
 
     def start(self, handler: Handler | None = None) -> ConsumerHandle:
-        """Run as `run_once` in a new thread until `stop()` of the handle.
+        """Run as `run_once` in new threads until `stop()` of the handle.
 
-        Until then the consumer belongs to that thread: other calls raise ConcurrentUseError. Errors
-        of the store are logged, and the thread goes on; ConsumerGroupConflictError ends it. A call
-        of the handler that takes longer than `consume_timeout_s` is given up: its message is sent
-        back, and another thread goes on; after 20 calls that never return the consumer ends.
+        There are `consume_threads`; each has messages of one queue at a time, so queues are handled
+        at the same time, and each queue in its order. Until the end the consumer belongs to them:
+        other calls raise ConcurrentUseError. Errors of the store are logged, and they go on;
+        ConsumerGroupConflictError ends them. A call of the handler that takes longer than
+        `consume_timeout_s` is given up: its message is sent back, and another thread goes on; after
+        20 calls that never return the consumer ends.
 
         Args:
-            handler: as in `run_once`; it is called from the new thread.
+            handler: as in `run_once`; it is called from the new threads.
 
         Returns:
-            The handle, which stops the thread and counts the messages.
+            The handle, which stops the threads and counts the messages.
 
         Raises: ConfigError, ClosedError, ConcurrentUseError.
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,11 +54,11 @@ class CallGivenUpError(Exception):
 
 
 class ConsumerHandle(ThreadHandle):
-    """A handler that is given messages until `stop()`.
+    """A handler that is given messages, by so many threads, until `stop()`.
 
-    `stop()` returns after the call of the handler on its way: messages that were handled are
+    `stop()` returns after the calls of the handler on their way: messages that were handled are
     committed (one commit), the others come again, and other threads may use the consumer.
-    `is_alive` says whether the thread runs, `exception` which error ended it.
+    `is_alive` says whether a thread runs, `exception` which error ended them.
 
     Attributes:
         total: the messages that it was given so far.
@@ -70,16 +71,34 @@ class ConsumerHandle(ThreadHandle):
         self._stop_is_asked = threading.Event()
         super().__init__(f"consumer-{consumer_group}", 0.0, stopping=self._stop_is_asked)
         self._group, self._push, self._finish = consumer_group, push, finish
-        self._taking_over = threading.Lock()
+        # What changes when a thread comes, ends, or takes over.
+        self._changing = threading.Lock()
+        self._threads = {self._thread}
         self.total = ConsumeResult()
         push.go_on_by(self._go_on)
 
+    def begin(self) -> None:
+        """Start the threads. Raises: EnvironmentProblemError."""
+        super().begin()
+        for _ in range(1, self._push.threads):
+            self._add_thread()
+
+    def _add_thread(self) -> None:
+        thread = self._new_thread()
+        with self._changing:
+            self._threads.add(thread)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._threads.discard(thread)
+                logger.warning("group %s has a thread less: %s", self._group, error)
+
     def stop(self) -> None:
-        """Stop after the call of the handler on its way, or after its consume timeout."""
+        """Stop after the calls of the handler on their way, or after their consume timeout."""
         self._stopping.set()
         # Another thread may take over from one that hangs.
-        while (thread := self._pushing()).is_alive():
-            thread.join(STOP_LOOK_S)
+        while running := self._running():
+            running[0].join(STOP_LOOK_S)
 
     def stop_when(self, stopping: threading.Event) -> None:
         """Wait until `stopping` is set or the consumer has ended by itself, then `stop`."""
@@ -90,44 +109,59 @@ class ConsumerHandle(ThreadHandle):
     @property
     def is_alive(self) -> bool:
         """Whether a thread pushes messages."""
-        return self._pushing().is_alive()
+        return bool(self._running())
 
-    def _pushing(self) -> threading.Thread:
+    def _is_alive_after(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while (running := self._running()) and (left_s := deadline_s - time.monotonic()) > 0:
+            running[0].join(min(STOP_LOOK_S, left_s))
+        return self.is_alive
+
+    def _running(self) -> list[threading.Thread]:
         # One that takes over is alive once it has been started.
-        with self._taking_over:
-            return self._thread
+        with self._changing:
+            return [thread for thread in self._threads if thread.is_alive()]
 
-    def _go_on(self, result: ConsumeResult) -> None:
+    def _go_on(self, given_up: threading.Thread, result: ConsumeResult) -> None:
         """Have another thread take over from one whose handler hangs."""
-        self.total += result
-        self._failure = self._push.hangs_too_often
-        if self._failure is not None:
-            self._stopping.set()
-        with self._taking_over:
-            self._thread = self._new_thread()
-            self._thread.start()
+        thread = self._new_thread()
+        with self._changing:
+            self.total += result
+            self._failure = self._failure or self._push.hangs_too_often
+            if self._failure is not None:
+                self._stopping.set()
+            self._threads.discard(given_up)
+            self._threads.add(thread)
+            thread.start()
 
     def _turns(self) -> None:
         try:
             super()._turns()
         except BaseException as error:
             # Another thread has taken over: this one has nothing to say any more.
-            if threading.current_thread() is self._thread:
+            if threading.current_thread() in self._threads:
+                self._stopping.set()
                 raise
             logger.info("group %s: a call that was given up has ended: %r", self._group, error)
 
     def _turn(self) -> None:
         try:
-            self.total += self._push.turn(self._stop_is_asked)
+            result = self._push.turn(self._stop_is_asked)
+            with self._changing:
+                self.total += result
         except ConsumerGroupConflictError:
             raise
         except (TxmqError, OSError) as error:
             logger.error("group %s goes on after: %s", self._group, error)  # noqa: TRY400 - it says all
-            self._stop_is_asked.wait(FAILURE_PAUSE_S)
+            self._push.pause(self._stop_is_asked)
 
     def _end(self) -> None:
-        if threading.current_thread() is not self._thread:
-            return
+        """Commit, once all others have ended."""
+        with self._changing:
+            own = threading.current_thread()
+            if own not in self._threads or len(self._threads) > 1:
+                self._threads.discard(own)
+                return
         self._push.end()
         try:
             self._finish(self._failure is not None)
@@ -136,7 +170,11 @@ class ConsumerHandle(ThreadHandle):
 
 
 class MessagePush:
-    """Gives the messages of a member to one handler, by one thread at a time.
+    """Gives the messages of a member to one handler, by several threads at a time.
+
+    Each thread has messages of queues that no other one has, so each queue is handled in its
+    order. The reader, the batches and the calls are changed under one lock, which nobody holds
+    while the handler works.
 
     Args:
         reader: the messages of the member.
@@ -145,6 +183,9 @@ class MessagePush:
         settings: a call that takes longer than `consume_timeout_s` counts as a failure of its
             message. A queue is served `pull_batch_size` messages or `consume_turn_s` long, and
             then the next one.
+
+    Attributes:
+        threads: how many threads may call `turn`.
     """
 
     def __init__(
@@ -156,10 +197,14 @@ class MessagePush:
         self._of_a_queue = settings.pull_batch_size
         self._max_times = settings.max_reconsume_times
         self._suspend_s = settings.suspend_current_queue_time_s
-        self._lock = threading.Lock()
-        self._call: _Call | None = None
+        self.threads = settings.consume_threads
+        self._lock, self._waiting = threading.RLock(), threading.Lock()
+        # Queues of which a thread had messages may be served again.
+        self._has_freed = threading.Event()
+        self._batches: list[Batch] = []
+        self._calls: list[_Call] = []
         self._hanging = 0
-        self._given_up: Callable[[ConsumeResult], object] = self._leave
+        self._given_up: Callable[[threading.Thread, ConsumeResult], object] = self._leave
         self._watch: _HangingLook | None = None
 
     def drain(self) -> ConsumeResult:
@@ -167,8 +212,9 @@ class MessagePush:
         total = ConsumeResult()
         self._reader.note_received()
         try:
-            while messages := self._poll(0.0):
-                total += self._drained(messages)
+            while batch := self._taken(is_of_one_queue=False):
+                total += self._drained(batch)
+            self._reader.tell_unknown()
         finally:
             # An interrupt keeps them from the handler, and the commit would pass them.
             self._reader.give_again(first_handed(self._reader.handed))
@@ -176,16 +222,7 @@ class MessagePush:
             self._reader.commit()
         return total
 
-    def _poll(
-        self, timeout_s: float, stopping: threading.Event | None = None
-    ) -> Sequence[QueueMessage]:
-        return self._reader.poll(
-            PUSH_MESSAGES, timeout_s,
-            stopping=stopping, is_all_handled=True, of_a_queue=self._of_a_queue,
-        )  # fmt: skip
-
-    def _drained(self, messages: Sequence[QueueMessage]) -> ConsumeResult:
-        batch = Batch(messages, self._reader.replays)
+    def _drained(self, batch: Batch) -> ConsumeResult:
         try:
             self._push(batch, None)
         except CallGivenUpError:
@@ -197,8 +234,9 @@ class MessagePush:
 
         Raises: CallGivenUpError if another thread has taken over.
         """
-        messages = self._poll(PUSH_POLL_S, stopping)
-        batch = Batch(messages, self._reader.replays)
+        batch = self._next_batch(stopping)
+        if batch is None:
+            return ConsumeResult()
         try:
             self._push(batch, stopping)
         except RunEndedError:
@@ -206,7 +244,12 @@ class MessagePush:
             stopping.set()
         return batch.result
 
-    def go_on_by(self, given_up: Callable[[ConsumeResult], object]) -> None:
+    def pause(self, stopping: threading.Event) -> None:
+        """Have no thread take messages for a moment, after an error of the store."""
+        with self._waiting:
+            stopping.wait(FAILURE_PAUSE_S)
+
+    def go_on_by(self, given_up: Callable[[threading.Thread, ConsumeResult], object]) -> None:
         """Have this called after a call was given up; else the member leaves its group."""
         self._given_up = given_up
 
@@ -216,6 +259,54 @@ class MessagePush:
         if watch is not None:
             watch.stop()
 
+    # --- taking -----------------------------------------------------------------------------
+
+    def _next_batch(self, stopping: threading.Event) -> Batch | None:
+        """Wait a moment for messages, one thread at a time; None if none came."""
+        deadline_s, is_of_one_queue = time.monotonic() + PUSH_POLL_S, self.threads > 1
+        if not self._waiting.acquire(timeout=PUSH_POLL_S):
+            return None
+        try:
+            batch = self._taken(is_of_one_queue=is_of_one_queue)
+            while batch is None and time.monotonic() < deadline_s and not stopping.is_set():
+                self._has_freed.wait(self._reader.look_interval_s)
+                batch = self._taken(is_of_one_queue=is_of_one_queue, must_look=False)
+            if batch is None:
+                # Not sooner: the first message of a topic may be on its way.
+                self._reader.tell_unknown()
+            return batch
+        finally:
+            self._waiting.release()
+
+    def _taken(self, *, is_of_one_queue: bool, must_look: bool = True) -> Batch | None:
+        """Take messages of queues that no other thread has; None if there are none.
+
+        Without `must_look` only if there is news of the topics, or queues were freed.
+        """
+        with self._lock:
+            has_freed = self._has_freed.is_set()
+            self._has_freed.clear()
+            if must_look:
+                self._reader.keep_up(self._unhandled())
+            elif not (has_freed or self._reader.has_news(self._unhandled())):
+                return None
+            messages = self._reader.take(
+                self._of_a_queue if is_of_one_queue else PUSH_MESSAGES, self._of_a_queue,
+                without=self._queues(), is_of_one_queue=is_of_one_queue,
+            )  # fmt: skip
+            if not messages:
+                return None
+            batch = Batch(messages, self._reader.replays)
+            self._batches.append(batch)
+            return batch
+
+    def _queues(self) -> set[TopicQueue]:
+        return {queue for batch in self._batches for queue in batch.queues}
+
+    def _unhandled(self) -> dict[TopicQueue, int]:
+        """Return the first offset that is not handled of each queue that a thread has."""
+        return {q: offset for batch in self._batches for q, offset in batch.unhandled().items()}
+
     # --- pushing ----------------------------------------------------------------------------
 
     def _push(self, batch: Batch, stopping: threading.Event | None) -> None:
@@ -223,37 +314,50 @@ class MessagePush:
         reader, are_doubtful = self._reader, True
         try:
             while not (batch.is_done or (stopping is not None and stopping.is_set())):
-                message = batch.next_message(reader.is_owned, reader.send_back)
+                with self._lock:
+                    message = batch.next_message(reader.is_owned, reader.send_back)
                 if message is not None:
                     self._serve(batch, message)
                 if reader.is_commit_due:
-                    batch.send_back(reader.send_back)
-                    reader.commit(batch.unhandled())
-            batch.send_back(reader.send_back)
+                    self._commit(batch)
+            with self._lock:
+                batch.send_back(reader.send_back)
             are_doubtful = False
         finally:
             # Whoever gave the call up has done this.
             if not batch.is_given_up:
-                reader.give_again(batch.unhandled(), are_doubtful=are_doubtful)
-                reader.note_received()
+                self._give_again(batch, are_doubtful=are_doubtful)
+
+    def _commit(self, batch: Batch) -> None:
+        with self._lock:
+            batch.send_back(self._reader.send_back)
+            self._reader.commit(self._unhandled())
+
+    def _give_again(self, batch: Batch, *, are_doubtful: bool = True) -> None:
+        """Have what was not handled handed out again, to any thread."""
+        with self._lock:
+            self._reader.give_again(batch.unhandled(), are_doubtful=are_doubtful)
+            self._reader.note_received()
+            self._batches = [other for other in self._batches if other is not batch]
+            self._has_freed.set()
 
     def _serve(self, batch: Batch, message: ReceivedMessage) -> None:
         """Call the handler. Raises: CallGivenUpError."""
         self._begin_watch()
-        call = _Call(batch, message, elapsed_ms(self._clock))
+        call = _Call(batch, message, elapsed_ms(self._clock), threading.current_thread())
         try:
-            self._call = call
+            self._calls.append(call)
             failure = self._handler.failure_of(message)
         finally:
             interrupt: BaseException | None = None
-            # No call of a function here: an interrupt would come within it.
+            # An interrupt may come at any step: once it is over, nobody gives the call up.
             while not call.is_over:
                 try:
                     # Where the call is being given up, this waits for the end of that.
                     with self._lock:
-                        self._hanging -= batch.is_given_up
-                        # After a call that was given up it is that of another thread.
-                        self._call = self._call if batch.is_given_up else None
+                        self._hanging -= batch.is_given_up and not call.has_come_back
+                        call.has_come_back = True
+                        self._calls = [other for other in self._calls if other is not call]
                         call.is_over = True
                 except BaseException as error:  # noqa: BLE001 - raised below
                     interrupt = error
@@ -261,10 +365,11 @@ class MessagePush:
                 raise interrupt
         if batch.is_given_up:
             raise CallGivenUpError
-        # A message whose handler was interrupted is handed out again.
-        if not call.is_failed:
-            self._finish(batch, failure)
-        batch.add_to_turn(elapsed_ms(self._clock) - call.begun_ms, self._turn_ms)
+        with self._lock:
+            # A message whose handler was interrupted is handed out again.
+            if not call.is_failed:
+                self._finish(batch, failure)
+            batch.add_to_turn(elapsed_ms(self._clock) - call.begun_ms, self._turn_ms)
 
     def _finish(self, batch: Batch, failure: str | BaseException | None) -> None:
         """Note what became of the next message; in order it stays the next one of its queue."""
@@ -279,22 +384,27 @@ class MessagePush:
     # --- calls that hang --------------------------------------------------------------------
 
     def _begin_watch(self) -> None:
-        if self._watch is None:
-            self._watch = _HangingLook(self, min(HANGING_LOOK_S, self._timeout_s / 2))
-            self._watch.begin()
-
-    def give_up_hanging(self) -> None:
-        """Give up the call that is under way, if it takes too long.
-
-        Its message is sent back, offsets are committed up to it, and the rest is handed out again.
-        """
-        call = self._call
-        if call is None or elapsed_ms(self._clock) - call.begun_ms < self._timeout_s * 1000:
+        if self._watch is not None:
             return
         with self._lock:
-            # The handler may have come back meanwhile.
-            if self._call is call:
-                self._give_up(call)
+            if self._watch is None:
+                watch = _HangingLook(self, min(HANGING_LOOK_S, self._timeout_s / 2))
+                watch.begin()
+                self._watch = watch
+
+    def give_up_hanging(self) -> None:
+        """Give up the calls that are under way and take too long.
+
+        Their messages are sent back, offsets are committed up to them, and the rest is handed out
+        again.
+        """
+        for call in tuple(self._calls):
+            if elapsed_ms(self._clock) - call.begun_ms < self._timeout_s * 1000:
+                continue
+            with self._lock:
+                # The handler may have come back meanwhile.
+                if call in self._calls:
+                    self._give_up(call)
 
     def _give_up(self, call: _Call) -> None:
         reader, batch = self._reader, call.batch
@@ -304,16 +414,16 @@ class MessagePush:
             call.is_failed = True
             self._handler.report_aside(call.message, error)
         batch.send_back(reader.send_back)
-        self._call, batch.is_given_up = None, True
+        self._calls.remove(call)
+        batch.is_given_up = True
         self._hanging += 1
         try:
-            reader.commit(batch.unhandled())
+            reader.commit(self._unhandled())
         finally:
-            reader.give_again(batch.unhandled())
-            reader.note_received()
-            self._given_up(batch.result)
+            self._give_again(batch)
+            self._given_up(call.thread, batch.result)
 
-    def _leave(self, _: ConsumeResult) -> None:
+    def _leave(self, *_: object) -> None:
         # The thread that hangs is the user's own: only other members can go on.
         self._reader.leave()
 
@@ -346,7 +456,9 @@ class _Call:
     batch: Batch
     message: ReceivedMessage
     begun_ms: int
+    thread: threading.Thread
     is_failed: bool = False
+    has_come_back: bool = False
     is_over: bool = False
 
 
@@ -355,11 +467,16 @@ class Batch:
 
     A message that failed is sent back before the next message of its queue is served: an effect by
     offset, as that of DeltaInbox, says that all messages before it are done.
+
+    Attributes:
+        queues: the queues of its messages.
+        is_given_up: whether another thread goes on with what is left of it.
     """
 
     def __init__(self, messages: Iterable[QueueMessage], replays: Mapping[TopicQueue, int]) -> None:
         """Take messages; `replays` says how often the group went back in a queue on purpose."""
         self._waiting, self._replays = deque(messages), replays
+        self.queues = frozenset(queue for queue, _ in self._waiting)
         self._failed: list[tuple[TopicQueue, FailedMessage]] = []
         self._left_out: dict[TopicQueue, ReceivedMessage] = {}
         self._served: TopicQueue | None = None

@@ -18,7 +18,7 @@ from typing import Any, Self
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_invisible
 from txmq.consumer.awaitable import LoopEvent
 from txmq.consumer.exclusive_use import SharedUse
-from txmq.consumer.group_reader import LOOK_INTERVAL_S, GroupReader
+from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.offsets import ConsumeFromWhere, OffsetsByTopic
 from txmq.consumer.pull import POLL_MESSAGES, MovableMember
@@ -98,7 +98,9 @@ class SimpleConsumer(MovableMember):
         self.clock: Clock = clock or SystemClock()
         self._use = SharedUse()
         self._settings = store.config.of_consumer_group(self.consumer_group)
-        self._has_acknowledged, self._committed_s = False, time.monotonic()
+        # Queues of which acknowledgements are not committed, and were not, for others have them.
+        self._pending, self._refused = set[TopicQueue](), set[TopicQueue]()
+        self._committed_s = time.monotonic()
         self._reader = GroupReader(
             store, replace(subscription, is_acknowledged=True), self.clock, sends_back,
             codec=reading_codec(body_codec, requires_encoded=require_encoded),
@@ -145,7 +147,7 @@ class SimpleConsumer(MovableMember):
         while not messages and (left_s := deadline_s - time.monotonic()) > 0:
             if stopping is not None and stopping.is_set():
                 break
-            time.sleep(min(left_s, self.store.look_interval_s(LOOK_INTERVAL_S)))
+            time.sleep(min(left_s, self._reader.look_interval_s))
             messages = self._received(max_messages, invisible_s, must_look=False)
         return messages
 
@@ -155,14 +157,14 @@ class SimpleConsumer(MovableMember):
         """Take what is there now; with `must_look` also if nothing is new."""
         with self._use.begin():
             reader = self._reader
-            if not (must_look or reader.has_news(is_all_handled=False)):
+            if not (must_look or reader.has_news()):
                 return []
             try:
                 reader.positions.hand_out_again(elapsed_ms(self.clock))
                 taken = handed = self._taken(max_messages)
                 while taken and not (handed := self._without_retries(taken)):
                     taken = self._taken(max_messages)
-                if handed or self._has_acknowledged:
+                if handed or self._pending:
                     self._commit()
                 messages = [message for queue, message in handed if reader.is_owned(queue)]
                 reader.work_for(invisible_s)
@@ -187,8 +189,7 @@ class SimpleConsumer(MovableMember):
         failed = [self._failed(queue, message) for queue, message in retries]
         self._reader.send_back(failed)
         for queue, message in retries:
-            self._reader.positions.acknowledge(queue, message.queue_offset)
-        self._has_acknowledged = True
+            self._acknowledge(queue, message)
         return [(q, m) for q, m in taken if self._delivery(q, m) is not None]
 
     def _becomes_retry(self, queue: TopicQueue, message: ReceivedMessage) -> bool:
@@ -223,9 +224,7 @@ class SimpleConsumer(MovableMember):
             InvalidNameError; StorageError, after which it is noted all the same.
         """
         with self._use.begin():
-            queue = self._queue_of(message)
-            self._reader.positions.acknowledge(queue, message.queue_offset)
-            self._has_acknowledged = True
+            self._acknowledge(self._queue_of(message), message)
             if time.monotonic() - self._committed_s >= ACKNOWLEDGE_COMMIT_S:
                 self._commit()
 
@@ -259,18 +258,24 @@ class SimpleConsumer(MovableMember):
         """Make all acknowledgements durable: one commit, or none if there is nothing new.
 
         Returns:
-            Queues that another member got meanwhile: what of them was not committed before comes
-            again, also if it is acknowledged.
+            Queues that another member got before what was acknowledged of them since the last call
+            was durable: those messages come again.
 
         Raises: ClosedError, StorageError.
         """
         with self._use.begin():
-            return frozenset(self._shown(queue) for queue in self._commit())
+            self._commit()
+            refused, self._refused = self._refused, set()
+            return frozenset(map(self._shown, refused))
 
-    def _commit(self) -> frozenset[TopicQueue]:
+    def _commit(self) -> None:
         result = self._reader.commit()
-        self._has_acknowledged, self._committed_s = False, time.monotonic()
-        return result.refused
+        self._refused |= result.refused & self._pending
+        self._pending, self._committed_s = set(), time.monotonic()
+
+    def _acknowledge(self, queue: TopicQueue, message: ReceivedMessage) -> None:
+        self._pending.add(queue)
+        self._reader.positions.acknowledge(queue, message.queue_offset)
 
     def _queue_of(self, message: ReceivedMessage) -> TopicQueue:
         """Return the queue of a message in hands. Raises: InvalidReceiptError."""

@@ -36,7 +36,6 @@ class MessageTaking:
         member: whose queues these are.
         readers: one for each topic.
         positions: where the member is in each queue.
-        batch_bytes: the largest size of what `take` returns, but for a single message.
         sent_back: knows which messages were sent back already; None if none ever is.
     """
 
@@ -46,12 +45,11 @@ class MessageTaking:
         readers: Mapping[str, TopicReader],
         positions: QueuePositions,
         *,
-        batch_bytes: int,
         sent_back: SendBack | None,
     ) -> None:
         """Read nothing yet."""
         self._member, self._readers, self._positions = member, readers, positions
-        self._batch_bytes, self._sent_back = batch_bytes, sent_back
+        self._sent_back = sent_back
         self._has_raised = False
         # What `take` returned last, for whom an interrupt keeps it from.
         self.handed: Sequence[QueueMessage] = ()
@@ -59,15 +57,14 @@ class MessageTaking:
     # --- messages ---------------------------------------------------------------------------
 
     def take(
-        self, count: int, servable: Callable[[], Queues], of_a_queue: int
+        self, batch_of: Callable[[], HandedMessages], servable: Callable[[], Queues]
     ) -> list[QueueMessage]:
-        """Take at most `count` messages, each queue in its order; see `GroupReader.take`."""
+        """Fill a batch with messages, each queue in its order; see `GroupReader.take`."""
         self.handed = ()
         while True:
             busy, starts = self._positions.busy(), self._positions.starts()
             try:
-                batch = HandedMessages(count, self._batch_bytes, of_a_queue)
-                handed, failure = self._hand_out(batch, servable(), busy)
+                handed, failure = self._hand_out(batch_of(), servable(), busy)
                 fresh = self.handed = self._fresh(handed, busy)
             except BaseException:
                 # What was taken of the queues before would be committed, and nobody has it.
@@ -135,6 +132,7 @@ class MessageTaking:
         left = batch.of_a_queue
         while left and not batch.is_full and self._has_messages(queue, position):
             left -= batch.take(queue, position, left)
+        batch.end_share()
         return not left
 
     def _has_messages(self, queue: TopicQueue, position: QueuePosition) -> bool:
@@ -250,11 +248,17 @@ class HandedMessages:
         of_a_queue: so many of one queue, before the next one has its turn.
     """
 
-    def __init__(self, count: int, room_bytes: int, of_a_queue: int) -> None:
+    def __init__(
+        self, count: int, room_bytes: int, of_a_queue: int, *, is_of_one_queue: bool = False
+    ) -> None:
         """Begin with room for `count` messages of `room_bytes` together."""
         self.messages: list[QueueMessage] = []
         self._count, self._room_bytes, self.of_a_queue = count, room_bytes, of_a_queue
-        self.is_full = False
+        self._is_of_one_queue, self.is_full = is_of_one_queue, False
+
+    def end_share(self) -> None:
+        """Note that the next messages are those of another queue."""
+        self.is_full = self.is_full or (self._is_of_one_queue and bool(self.messages))
 
     def take(self, queue: TopicQueue, position: QueuePosition, count: int) -> int:
         """Take at most `count` of the messages that were read ahead of a queue; return how many."""
@@ -299,7 +303,7 @@ class QueuePositions:
         """Drop queues that the member has lost, and begin with those that it got."""
         epochs = held.epochs
         for queue in [q for q, at in self._positions.items() if epochs.get(q) != at.epoch]:
-            if self._positions.pop(queue).is_busy:
+            if self._positions.pop(queue).may_lose:
                 self._lost.add(queue)
         for queue, epoch in epochs.items():
             if queue not in self._positions and queue in held.offsets:
@@ -401,6 +405,11 @@ class QueuePositions:
             if position is not None and queue not in refused and position.epoch == epoch:
                 position.committed = offset
                 position.is_busy = position.is_busy and offset < position.next_offset
+
+    def note_durable(self) -> None:
+        """Note that the group knows all that became of the messages of its queues."""
+        for position in self._positions.values():
+            position.note_durable()
 
     def next_offsets(self, topic: str) -> dict[int, int]:
         """Return the first offset of each queue of a topic that may be read."""
@@ -533,6 +542,11 @@ class QueuePosition:
         return self.next_offset
 
     @property
+    def may_lose(self) -> bool:
+        """Whether the caller had messages that are not committed."""
+        return self.is_busy
+
+    @property
     def has_messages_in_hands(self) -> bool:
         """Whether messages are invisible that were not acknowledged yet."""
         return False
@@ -553,6 +567,9 @@ class QueuePosition:
 
     def acknowledge(self, offset: int) -> None:
         """Note that a message is over."""
+
+    def note_durable(self) -> None:
+        """Note that the group knows all that became of its messages."""
 
     def hand_out_again(self, now_ms: int) -> None:
         """Have messages come again whose invisible time is over."""

@@ -104,11 +104,14 @@ class ThreadHandle(OfOneProcess):
         self._stopping.set()
         if self._thread.ident is None:
             return
-        self._thread.join(EXIT_WAIT_S)
-        if self._thread.is_alive():
+        if self._is_alive_after(EXIT_WAIT_S):
             logger.warning("the %s service does not end; the process ends under it", self._name)
         else:
             self.stop()
+
+    def _is_alive_after(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return self._thread.is_alive()
 
     @property
     def is_alive(self) -> bool:

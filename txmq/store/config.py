@@ -69,6 +69,7 @@ class ConsumeSettings:
     suspend_current_queue_time_s: float
     invisible_duration_s: float
     redeliver_in_place_max: int
+    consume_threads: int
 
 
 RECONSUME_TIMES_MAX = 10_000
@@ -290,6 +291,10 @@ class Config:
     invisible_duration_s: float = setting(
         60.0, "time after which a message that was received comes again, if it is not acknowledged",
         at_least=0.0, at_most=43_200.0,
+    )  # fmt: skip
+    consume_threads: int = setting(
+        1, "threads that call the handler of a consumer of `start`, each with queues of its own",
+        at_least=1, at_most=1_000,
     )  # fmt: skip
     redeliver_in_place_max: int = setting(
         2, "redeliveries of a message that is not acknowledged before it becomes a retry",

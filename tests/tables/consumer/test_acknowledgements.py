@@ -369,8 +369,31 @@ def test_member_that_slept_through_its_lease_is_told(world: ConsumerWorld) -> No
     with pytest.raises(InvalidReceiptError):
         sleeper.ack(second)
     # What it acknowledged and did not commit comes again.
-    sleeper.commit()
+    assert sleeper.commit() == {QUEUE}
+    assert sleeper.commit() == frozenset()
     assert attempts(world) == Attempts(2, (Span(0, 2, 2),))
+
+
+@pytest.mark.parametrize("which", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("looks", [True, False])
+def test_acknowledgement_that_came_too_late_to_be_durable_is_told(
+    world: ConsumerWorld,
+    which: tuple[int, ...],
+    looks: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    world.fill(2, queues=1)
+    sleeper = member(world)
+    messages = received(sleeper, invisible_duration_s=100)
+    for number in which:
+        sleeper.ack(messages[number])
+    sleeper._reader._member._lease_renewal.stop()
+    assert bodies(taken_over(world)[1]) == ["0-0", "0-1"]
+    if looks:
+        wake(sleeper)  # type: ignore[arg-type] - a member as others
+        assert received(sleeper) == []
+
+    assert sleeper.commit() == {QUEUE}
+    assert offset(world) == 0
 
 
 def test_queue_with_messages_in_hands_is_given_up_once_they_are_over(tmp_path: Path) -> None:
