@@ -56,6 +56,8 @@ WRITTEN_BY = {
     "maintenance": ("half", "op", "settled", "topics/", "state/maintenance"),
     "member": ("half", "op", "state/group_"),
     "inbox": ("effects", "half", "op", "state/group_"),
+    "ordered": ("state/group_",),
+    "packer": ("half", "op", "state/group_"),
     "operator": ("half", "op", "topics/", "state/"),
 }
 # The fail points that each of them passes.
@@ -84,6 +86,8 @@ PASSED_BY = {
     ),
     "member": (FailPoint.HALF_READY, FailPoint.HALF_COMMITTED, FailPoint.REGISTER_SWAPPED),
     "inbox": (FailPoint.HALF_READY, FailPoint.HALF_COMMITTED, FailPoint.REGISTER_SWAPPED),
+    "ordered": (FailPoint.REGISTER_SWAPPED,),
+    "packer": (FailPoint.HALF_READY, FailPoint.HALF_COMMITTED, FailPoint.REGISTER_SWAPPED),
     "operator": (
         FailPoint.PAYLOAD_WRITTEN, FailPoint.TOPIC_COMMITTED, FailPoint.FILES_MERGED,
         FailPoint.FILES_REPLACED, FailPoint.REGISTER_SWAPPED,
@@ -93,6 +97,7 @@ PASSED_BY = {
 _BY_HAND = ("handler", "polled", "sent back", "applied")
 USER_CODE = {
     "check": ("listener",), "member": _BY_HAND, "inbox": _BY_HAND, "payer": ("prepared", "paid"),
+    "ordered": ("handler",), "packer": ("received", "packed", "acknowledged"),
 }  # fmt: skip
 
 

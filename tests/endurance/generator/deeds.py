@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from tests.endurance.generator.world import (
     readable_files,
 )
 from tests.kit.fault_vocabulary import CLOCK_JUMPS_S, TABLES
-from txmq.errors import MessagesExpiredError
+from txmq.consumer.group_rules import TopicQueue
+from txmq.errors import InvalidReceiptError, MessagesExpiredError
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.received import ReceivedMessage
@@ -229,7 +230,10 @@ def rows_of(world: World, topic: str) -> set[tuple[str, int, int]]:
     return rows
 
 
-def consume(world: World, life: Life, _: Step) -> None:
+def consume(world: World, life: Life, step: Step) -> None:
+    if life.name.startswith("ordered"):
+        consume_in_order(world, life, step)
+        return
     consumer = world.consumer(life.name)
     handled = world.ledger.handled.setdefault(consumer.consumer_group, Counter())
     is_booked = life.name.startswith("inbox")
@@ -245,6 +249,48 @@ def consume(world: World, life: Life, _: Step) -> None:
         handled[message.body.decode()] += 1
 
     _behind_what_is_gone(world, consumer, lambda: consumer.run_once(handle))
+
+
+def consume_in_order(world: World, life: Life, _: Step) -> None:
+    """A handler that notes each of its calls, of a group that keeps order."""
+    consumer, ledger = world.consumer(life.name), world.ledger
+    handled = ledger.handled.setdefault(consumer.consumer_group, Counter())
+
+    def handle(message: ReceivedMessage) -> None:
+        place = message.topic, message.queue_id, message.queue_offset
+        ledger.calls.append((*place, False))
+        world.simulation.passed("handler")
+        if _fails(world, consumer.consumer_group, message):
+            raise _HandlerError
+        ledger.calls.append((*place, True))
+        handled[message.body.decode()] += 1
+
+    _behind_what_is_gone(world, consumer, lambda: consumer.run_once(handle))
+
+
+def receive(world: World, life: Life, _: Step) -> None:
+    """A member receives, acknowledges what succeeds, and knows then what is durable."""
+    consumer, ledger = world.consumer(life.name), world.ledger
+    handled = ledger.handled.setdefault(consumer.consumer_group, Counter())
+    messages: list[ReceivedMessage] = _behind_what_is_gone(
+        world, consumer, lambda: consumer.receive(timeout_s=0.0)
+    )
+    again = {message.body.decode() for message in messages} & ledger.acknowledged
+    ledger.came_again += [(consumer.consumer_group, body) for body in sorted(again)]
+    world.simulation.passed("received")
+    acknowledged: list[ReceivedMessage] = []
+    for message in messages:
+        if _fails(world, consumer.consumer_group, message):
+            continue
+        with suppress(InvalidReceiptError):
+            consumer.ack(message)
+            acknowledged.append(message)
+    world.simulation.passed("packed")
+    lost = consumer.commit()
+    world.simulation.passed("acknowledged")
+    durable = [m for m in acknowledged if TopicQueue(m.topic, m.queue_id) not in lost]
+    ledger.acknowledged |= {message.body.decode() for message in durable}
+    handled.update(message.body.decode() for message in durable)
 
 
 def work(world: World, life: Life, _: Step) -> None:
@@ -466,7 +512,8 @@ def _copied(source: Path, folder: Path, name: str) -> None:
 DEEDS: dict[str, Deed] = {
     "send": send, "delayed": delayed, "prepare": prepare, "commit": commit, "rollback": rollback,
     "try": try_again, "pay": pay, "publish": publish, "deliver": deliver, "check": check,
-    "maintain": maintain, "consume": consume, "work": work, "wait": wait, "clock": clock,
+    "maintain": maintain, "consume": consume, "receive": receive, "work": work,
+    "wait": wait, "clock": clock,
     "renew": renew, "restart": restart, "configure": configure, "stop all": stop_all,
     "no space": no_space,
     "io error": io_error, "lose answer": lose_answer, "heal": heal, "copy": copy,

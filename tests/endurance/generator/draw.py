@@ -23,11 +23,14 @@ from tests.kit.fault_vocabulary import (
 from txmq.ground.fail_points import FailPoint
 
 FAULTS = tuple(fault for fault in Fault if fault not in OF_PROCESSES)
-SERVICES = ("publisher", "delay", "check", "maintenance", "member", "inbox")
+SERVICES = (
+    "publisher", "delay", "check", "maintenance", "member", "inbox", "ordered", "packer",
+)  # fmt: skip
 PAIRS = (*SERVICES, "producer", "operator", "payer")
 ROUNDS = {
     "publisher": "publish", "delay": "deliver", "check": "check", "maintenance": "maintain",
     "member": "consume", "inbox": "consume", "operator": "rebuild", "payer": "pay",
+    "ordered": "consume", "packer": "receive",
 }  # fmt: skip
 # What a day may be about; the numbers say how often its deeds are drawn.
 DAYS: tuple[dict[str, int], ...] = (
@@ -35,9 +38,10 @@ DAYS: tuple[dict[str, int], ...] = (
     {"send": 3, "delayed": 3, "publish": 4, "deliver": 4, "wait": 3},
     {"prepare": 4, "commit": 4, "rollback": 1, "publish": 4, "check": 2, "wait": 2},
     {"try": 5, "publish": 3, "send": 1, "wait": 1, "check": 1},
-    {"send": 4, "publish": 4, "consume": 5, "wait": 2},
+    {"send": 4, "publish": 4, "consume": 5, "receive": 2, "wait": 2},
+    {"send": 4, "publish": 4, "receive": 5, "wait": 4},
     {"send": 3, "delayed": 2, "prepare": 2, "commit": 2, "try": 1, "publish": 5, "deliver": 2,
-     "check": 1, "consume": 2, "wait": 2},
+     "check": 1, "consume": 2, "receive": 1, "wait": 2},
 )  # fmt: skip
 # The commands of operators, those that rewrite most the most often.
 COMMANDS = (
@@ -203,9 +207,11 @@ def rival(who: str) -> str:
 
 def _role(do: str, draw: random.Random) -> str:
     roles = {"publish": "publisher", "deliver": "delay", "check": "check", "wait": "",
-             "maintain": "maintenance", "pay": "payer",
+             "maintain": "maintenance", "pay": "payer", "receive": "packer",
              **dict.fromkeys(COMMANDS, "operator")}  # fmt: skip
-    if do in ("consume", "work"):
+    if do == "consume":
+        return draw.choice(("member", "inbox", "ordered"))
+    if do == "work":
         return draw.choice(("member", "inbox"))
     return roles.get(do, "producer")
 
@@ -351,13 +357,13 @@ def _keyed(draft: _Draft) -> None:
 
 def _user_code(draft: _Draft) -> None:
     """A listener or a member is slow, or its process ends, between two calls of the user's code."""
-    role = draft.draw.choice(("check", "member", "inbox", "inbox"))
+    role = draft.draw.choice(("check", "member", "inbox", "inbox", "ordered", "packer", "packer"))
     if role == "check":
         at = draft.struck(Fault.STOP, (role,), USER_CODE[role])
     else:
         # Both join and share the queues, each third of a lease.
         draft.settings["consumer_lease_s"] = 60.0
-        both = [Step("consume", f"{role}{n}") for n in (0, 1)]
+        both = [Step(ROUNDS[role], f"{role}{n}") for n in (0, 1)]
         share = [
             *both,
             *draft.scene(role),
@@ -388,12 +394,15 @@ def _user_code(draft: _Draft) -> None:
 def _by_hand(draft: _Draft, role: str) -> Step:
     """A member polls, sends back, applies and commits; it stops, or ends, between two of these."""
     fault = draft.draw.choice((Fault.STOP, Fault.STOP, Fault.KILL))
-    strike = Strike(fault, draft.draw.choice(USER_CODE[role][1:]))
-    return Step("work", draft.who(role), strike=strike)
+    if role in ("member", "inbox"):
+        do, places = "work", USER_CODE[role][1:]
+    else:
+        do, places = ROUNDS[role], USER_CODE[role]
+    return Step(do, draft.who(role), strike=Strike(fault, draft.draw.choice(places)))
 
 
 def _base_exception(draft: _Draft) -> None:
-    role = draft.draw.choice(("check", "member", "inbox"))
+    role = draft.draw.choice(("check", "member", "inbox", "ordered", "packer"))
     at = draft.struck(Fault.BASE_EXCEPTION, (role,), USER_CODE[role])
     strike = draft.steps[at].strike
     assert strike is not None

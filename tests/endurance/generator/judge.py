@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ from tests.endurance.generator.deeds import rows_of
 from tests.endurance.generator.ledger import Answer, Place
 from tests.endurance.generator.operators import broken_of, findings_of_doctor, report_of
 from tests.endurance.generator.strangers import bodies_in
-from tests.endurance.generator.world import BOOKINGS, READERS, TOPICS, World, readable_files
+from tests.endurance.generator.world import BOOKINGS, GROUPS, TOPICS, World, readable_files
 from txmq.consumer.send_back import FIRST_DELAY_LEVEL
 from txmq.errors import CommitConflictError, CommitRefusedError, TxmqError
 from txmq.message.names import SCHEDULE_TOPIC, retry_topic
@@ -24,7 +25,6 @@ from txmq.ops.admin.status import Admin
 SHOWN_BODIES = 5
 EARLY_S = 1.0
 LOST_RACES = (CommitConflictError.__name__, CommitRefusedError.__name__)
-_GROUPS = {"member": READERS, "inbox": BOOKINGS}
 
 
 class Kind(enum.StrEnum):
@@ -41,6 +41,8 @@ class Kind(enum.StrEnum):
     EFFECT_LOST = "shown and without its effect"
     EFFECT_DOUBLED = "its effect is there twice"
     BESIDE_RETRY = "handed out again beside its retry"
+    OUT_OF_ORDER = "handled in a group that keeps order before an earlier one of its queue"
+    CAME_AGAIN = "handed out again after it was acknowledged"
     GROUP_MISSED = "shown and never handed to a group"
     EARLY = "shown before its time"
     ASKED = "asked about while its producer lives and renews it"
@@ -261,14 +263,33 @@ def _readers(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
     bodies = {place for place in sent if _is_seen(seen, place)}
     if ledger.beside_retry:
         yield Kind.BESIDE_RETRY, _listed(ledger.beside_retry)
-    for role, group in _GROUPS.items():
-        is_told = any(who.startswith(role) for who in ledger.errors)
-        handled = ledger.handled.get(group, Counter())
-        excused = {body for where, body in ledger.failed_before if where == group}
-        excused |= _waiting(world, role)
-        missed = sorted((t, b) for t, b in bodies if not handled[b] and b not in excused)
-        if missed and not is_told and group == READERS:
-            yield Kind.GROUP_MISSED, _listed(missed)
+    if ledger.came_again:
+        yield Kind.CAME_AGAIN, _listed(ledger.came_again)
+    if hasty := _hasty(world):
+        yield Kind.OUT_OF_ORDER, ", ".join(map(str, hasty[:SHOWN_BODIES]))
+    for role, group in GROUPS.items():
+        if group in ledger.handled and group != BOOKINGS:
+            yield from _missed(world, role, bodies)
+    if BOOKINGS in ledger.handled:
+        yield from _effects(world, bodies)
+
+
+def _missed(world: World, role: str, bodies: set[Place]) -> Iterator[tuple[Kind, str]]:
+    """What is there and was never handed to a group."""
+    ledger, group = world.ledger, GROUPS[role]
+    if any(who.startswith(role) for who in ledger.errors):
+        return
+    excused = {body for where, body in ledger.failed_before if where == group}
+    excused |= _waiting(world, role)
+    handled = ledger.handled[group]
+    missed = sorted((t, b) for t, b in bodies if not handled[b] and b not in excused)
+    if missed:
+        yield Kind.GROUP_MISSED, f"{group}: {_listed(missed)}"
+
+
+def _effects(world: World, bodies: set[Place]) -> Iterator[tuple[Kind, str]]:
+    """Effects that are not there, or twice."""
+    ledger = world.ledger
     effects: Counter[str] = Counter()
     for path in readable_files(world.effects):
         effects.update(pq.read_table(path, columns=["body"])["body"].to_pylist())
@@ -284,9 +305,30 @@ def _readers(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
         yield Kind.EFFECT_DOUBLED, _listed(doubled)
 
 
+def _hasty(world: World) -> list[tuple[str, int, int]]:
+    """Places of a queue that were handled before an earlier one of it was done.
+
+    Of an older store the offsets may be those of other messages, and operators may have let the
+    earlier one go.
+    """
+    ledger = world.ledger
+    if ledger.is_older:
+        return []
+    given: dict[tuple[str, int, int], int] = {}
+    done: dict[tuple[str, int, int], int] = {}
+    for at, (topic, queue_id, offset, is_done) in enumerate(ledger.calls):
+        if topic not in ledger.emptied:
+            (done if is_done else given).setdefault((topic, queue_id, offset), at)
+    return [
+        after
+        for before, after in pairwise(sorted(given))
+        if before[:2] == after[:2] and given[after] < done.get(before, len(ledger.calls))
+    ]
+
+
 def _waiting(world: World, role: str) -> set[str]:
     """Return what a group has failed on and whose retry is not due yet."""
-    is_own = [("topic", "=", retry_topic(_GROUPS[role]))]
+    is_own = [("topic", "=", retry_topic(GROUPS[role]))]
     waiting: set[str] = set()
     for path in readable_files(world.location / "topics" / SCHEDULE_TOPIC):
         rows = pq.read_table(path, columns=["body", "deliver_timestamp"], filters=is_own)
@@ -306,7 +348,7 @@ def _latest_retry_s(world: World, role: str, body: str) -> float:
     In earnest a pause counts by the storage's times, which are not made up here.
     """
     ledger, levels = world.ledger, world.config.delay_levels_s
-    failed = ledger.failed[_GROUPS[role], body]
+    failed = ledger.failed[GROUPS[role], body]
     if not failed:
         return 0.0
     pause_s = levels[min(FIRST_DELAY_LEVEL + len(failed) - 1, len(levels)) - 1]

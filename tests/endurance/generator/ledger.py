@@ -91,6 +91,10 @@ class Ledger:
         paid: local transactions that were there before another program changed their table.
         unpaid: local transactions that were undone before anybody had ended them.
         sent_back: by group, what a member has sent back; only its retry may come.
+        calls: topic, queue and offset of each call of a handler of the group that keeps order, and
+            whether it has returned; in their order.
+        acknowledged: what is acknowledged, and must not be handed out again.
+        came_again: what was handed out all the same.
         failed: by group, when members failed on each body, by the true time.
         ahead_s: by the role of members, how far ahead one of their clocks has been.
         emptied: topics from which operators let messages be removed.
@@ -129,6 +133,9 @@ class Ledger:
     emptied: set[str] = field(default_factory=set)
     outlived: set[str] = field(default_factory=set)
     beside_retry: list[Place] = field(default_factory=list)
+    calls: list[tuple[str, int, int, bool]] = field(default_factory=list)
+    acknowledged: set[str] = field(default_factory=set)
+    came_again: list[Place] = field(default_factory=list)
     has_foreign_rows: bool = False
     looks: list[str] = field(default_factory=list)
     shown_earlier: dict[str, set[tuple[str, int, int]]] = field(default_factory=dict)
@@ -147,6 +154,7 @@ class Ledger:
     def damage(self, *, is_older: bool) -> None:
         """What the store held until now may be gone."""
         self.is_damaged = True
+        self.acknowledged.clear()
         self.failed_before |= self.failed_once
         self.is_older = self.is_older or is_older
         for promise in self.promises:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from unittest import mock
 
 from tests.endurance.generator.deeds import DEEDS, PAUSES_S
+from tests.endurance.generator.draw import role_of
 from tests.endurance.generator.judge import Find, findings
 from tests.endurance.generator.operators import COMMANDS, LOOKS
 from tests.endurance.generator.plan import Plan, Step, all_steps
@@ -19,11 +20,15 @@ from tests.endurance.generator.world import KEYS, World
 
 # The longest pause of a parked topic, a lease of a group and every delay are shorter than these.
 HEALING = (3, 5, 5)
+# What a group of these fails on comes again in its place.
+AGAIN = (("consume", "ordered0"), ("receive", "packer0"))
 ROUNDS = (
     ("publish", "publisher0"), ("deliver", "delay0"), ("check", "check0"),
     ("publish", "publisher1"), ("consume", "member0"), ("consume", "inbox0"),
-    ("publish", "publisher0"),
+    ("consume", "ordered0"), ("receive", "packer0"), ("publish", "publisher0"),
 )  # fmt: skip
+# One has the messages, the other one their effects.
+READING = {"member", "inbox"}
 _FAST_DISK = Path("/dev/shm")  # noqa: S108 - a folder in memory
 
 
@@ -36,14 +41,14 @@ def played(plan: Plan, folder: Path | None = None) -> list[Find]:
         with simulation.in_place():
             for step in plan.steps:
                 world.play(step)
-            is_read = any(step.do in ("consume", "work") for step in all_steps(plan.steps))
-            _heal(world, is_read=is_read)
+            roles = {role_of(step.who) for step in all_steps(plan.steps)}
+            _heal(world, roles | (READING if roles & READING else set()))
         with world.environment():
             return findings(world)
 
 
-def _heal(world: World, *, is_read: bool) -> None:
-    """No fault any more; services work until nothing is left to do."""
+def _heal(world: World, roles: set[str]) -> None:
+    """No fault any more; services, and groups that had members, work until nothing is left."""
     world.simulation.disk.clear()
     world.simulation.losing.clear()
     world.keys.clear()
@@ -57,10 +62,12 @@ def _heal(world: World, *, is_read: bool) -> None:
             world.end_all()
         if turn == len(HEALING) - 1:
             world.ledger.errors.clear()
-        world.simulation.sleep(PAUSES_S[pause])
-        for do, who in ROUNDS:
-            if is_read or do != "consume":
-                world.play(Step(do, who))
+        is_last = turn == len(HEALING) - 1
+        for round_ in (ROUNDS, AGAIN, AGAIN) if is_last else (ROUNDS,):
+            world.simulation.sleep(PAUSES_S[pause])
+            for do, who in round_:
+                if do not in ("consume", "receive") or role_of(who) in roles:
+                    world.play(Step(do, who))
 
 
 @contextmanager

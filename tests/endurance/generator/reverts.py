@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tests.endurance.generator.judge import Kind
 from txmq.consumer import group
+from txmq.consumer.acknowledged import AcknowledgedPosition
 from txmq.consumer.group_rules import GroupState, TopicQueue
 from txmq.consumer.push import Batch, Send
 from txmq.delta import files
@@ -243,6 +244,14 @@ def _sent_back_after_the_batch() -> Sequence[Change]:
     return [(Batch, "next_message", next_at_once)]
 
 
+def _failures_passed_by() -> Sequence[Change]:
+    return [(Batch, "leave_in_place", lambda self: self._pass())]
+
+
+def _late_acknowledgements_untold() -> Sequence[Change]:
+    return [(AcknowledgedPosition, "may_lose", property(lambda self: self.is_busy))]
+
+
 def _rebuilt_under_groups() -> Sequence[Change]:
     # Each of these closes the hole of this plan too: the second look at the groups, the look of
     # their members, and the parking of a topic that went back.
@@ -443,5 +452,13 @@ HOLES = {
     "26": Hole(
         "a queue number of another program becomes the number of queues of a topic",
         Kind.STRANGE, "queue-number-", _any_number_becomes_a_size,
+    ),
+    "27": Hole(
+        "what fails in a group that keeps order does not hold its queue",
+        Kind.OUT_OF_ORDER, "out-of-order", _failures_passed_by,
+    ),
+    "28": Hole(
+        "nobody is told of an acknowledgement that came too late",
+        Kind.CAME_AGAIN, "came-again", _late_acknowledgements_untold,
     ),
 }  # fmt: skip

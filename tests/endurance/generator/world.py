@@ -25,6 +25,7 @@ from tests.endurance.generator.simulation import (
 )
 from txmq.check.recheck import RecheckJob
 from txmq.consumer.pull import PullConsumer
+from txmq.consumer.simple import SimpleConsumer
 from txmq.errors import TransactionForgottenError, TxmqError
 from txmq.listeners.delta import DeltaListener
 from txmq.listeners.protocol import HalfMessage
@@ -38,13 +39,18 @@ from txmq.store.store import Store
 from txmq.user_data.delta_inbox import DeltaInbox
 
 GROUP, PAYERS = "orders", "payers"
-READERS, BOOKINGS = "readers", "bookings"
+READERS, BOOKINGS, ORDERED, PACKERS = "readers", "bookings", "ordered", "packers"
+GROUPS = {"member": READERS, "inbox": BOOKINGS, "ordered": ORDERED, "packer": PACKERS}
 TOPICS = ("alpha", "beta")
 SETTINGS: Mapping[str, Any] = {
     "publish_threads": 1, "check_threads": 1, "half_queues": 1, "transaction_timeout_s": 6.0,
     "transaction_check_interval_s": 30.0, "transaction_check_max": 3, "check_lease_s": 30.0,
     "listener_timeout_s": 20.0, "consumer_lease_s": 600.0, "file_reserved_time_h": 24.0,
     "park_retry_interval_s": 30.0, "commit_attempts": 4, "topic_refresh_s": 0.0,
+    "consumer_groups": {
+        ORDERED: {"consume_message_orderly": True, "suspend_current_queue_time_s": 0.5},
+        PACKERS: {"invisible_duration_s": 5.0},
+    },
 }  # fmt: skip
 # The variable that holds the keys of claims, and what may stand in it while they are changed.
 KEYS_IN = "TXMQ_GENERATOR_KEYS"
@@ -197,9 +203,10 @@ class World:
         return self.part(who, lambda store, clock: Maintenance(store, clock=clock))
 
     def consumer(self, who: str) -> Any:
-        group = READERS if who.startswith("member") else BOOKINGS
-        return self.part(who, lambda store, clock: PullConsumer(
-            store, consumer_group=group, topics=TOPICS, clock=clock))  # fmt: skip
+        role = who.rstrip("01")
+        kind: Any = SimpleConsumer if role == "packer" else PullConsumer
+        return self.part(who, lambda store, clock: kind(
+            store, consumer_group=GROUPS[role], topics=TOPICS, clock=clock))  # fmt: skip
 
     def inbox(self) -> DeltaInbox:
         return DeltaInbox(BOOKINGS, self.effects)
