@@ -26,13 +26,12 @@ class AcknowledgedPosition(QueuePosition):
     `next_offset` is the first one that nobody was handed out; it never goes back.
 
     Attributes:
-        in_hands: the messages that are invisible, by offset.
-        waiting: how often each message was handed out that is to come again, by offset.
+        deliveries: the last handing out of each message that is not acknowledged, by offset. Each
+            change is one step: an interrupt finds it done or not.
+        is_ahead: whether a message was acknowledged, and the group does not know it yet.
     """
 
-    in_hands: dict[int, Delivery] = field(default_factory=dict)
-    waiting: dict[int, int] = field(default_factory=dict)
-    # Whether it was acknowledged what the group does not know.
+    deliveries: dict[int, Delivery] = field(default_factory=dict)
     is_ahead: bool = False
     # What was taken and may not have reached the caller; where the fresh ones of these begin.
     _taken: list[int] = field(default_factory=list)
@@ -43,67 +42,82 @@ class AcknowledgedPosition(QueuePosition):
 
     def go_on_after(self, attempts: Attempts) -> None:
         """Have what an owner before has handed out come again, but what was acknowledged."""
+        self.deliveries = {
+            offset: Delivery(times, 0, 0, is_waiting=True)
+            for offset, times in attempts.times().items()
+        }
         self.next_offset = attempts.end
-        self.waiting = attempts.times()
 
     def attempts(self) -> Attempts | None:
         """Return what is not acknowledged; None if all is."""
-        times = {offset: delivery.times for offset, delivery in self.in_hands.items()}
-        times |= self.waiting
+        times = {offset: delivery.times for offset, delivery in self.deliveries.items()}
         return attempts_of(times, self.next_offset) if times else None
 
     def tries_at(self, offset: int) -> int:
         """Return how often a message in hands was handed out before."""
-        return self.in_hands[offset].times - 1 if offset in self.in_hands else 0
+        return self.deliveries[offset].times - 1 if offset in self.deliveries else 0
+
+    def note_durable(self) -> None:
+        """Note that the group knows what was acknowledged."""
+        self.is_ahead = False
 
     @property
     def handled_offset(self) -> int:
         """The first offset that is not acknowledged."""
-        return min(itertools.chain(self.in_hands, self.waiting), default=self.next_offset)
+        return min(self.deliveries, default=self.next_offset)
 
     @property
     def may_lose(self) -> bool:
         """Whether the caller had messages, or acknowledged some, that are not committed."""
-        return bool(self.in_hands) or self.is_ahead
+        return self.is_ahead or self.has_messages_in_hands
 
     @property
     def has_messages_in_hands(self) -> bool:
         """Whether messages are invisible that were not acknowledged yet."""
-        return bool(self.in_hands)
+        return len(self._waiting()) < len(self.deliveries)
+
+    @property
+    def visible_ms(self) -> float:
+        """When the last one of the messages in hands comes again; 0 if there are none."""
+        in_hands = (at for at in self.deliveries.values() if not at.is_waiting)
+        return max((delivery.until_ms for delivery in in_hands), default=0)
 
     # --- taking -----------------------------------------------------------------------------
 
     @property
     def place(self) -> tuple[int, int]:
         """Another one after each message that is taken or skipped."""
-        return self.next_offset, len(self._taken) - len(self.waiting)
+        return self.next_offset, len(self._taken) - len(self._waiting())
+
+    def _waiting(self) -> list[int]:
+        return [offset for offset, delivery in self.deliveries.items() if delivery.is_waiting]
+
+    @property
+    def _room(self) -> int:
+        return UNACKNOWLEDGED_MAX - len(self.deliveries)
 
     @property
     def read_offset(self) -> int | None:
         """The first offset that waits, else the next fresh one; None if too many are in hands."""
-        if self.waiting:
-            return min(self.waiting)
-        return self.next_offset if self._room else None
-
-    @property
-    def _room(self) -> int:
-        return UNACKNOWLEDGED_MAX - len(self.in_hands) - len(self.waiting)
+        fresh = self.next_offset if self._room > 0 else None
+        return min(self._waiting(), default=fresh)
 
     def put(self, run: Run) -> None:
         """Keep messages that were read ahead: those that wait, or fresh ones."""
-        self._reads_waiting = bool(self.waiting)
-        if not self._reads_waiting:
+        waiting = set(self._waiting())
+        self._reads_waiting = bool(waiting)
+        if not waiting:
             super(AcknowledgedPosition, self).put(run)
             return
-        rows = [row for row, offset in enumerate(run.offsets) if offset in self.waiting]
+        rows = [row for row, offset in enumerate(run.offsets) if offset in waiting]
         messages, sizes_bytes = run.rows.messages(), run.rows.sizes_bytes()
         self._messages = [messages[row] for row in rows]
         self._offsets = [run.offsets[row] for row in rows]
         self._sizes_bytes, self._row = [sizes_bytes[row] for row in rows], 0
         # Another filter may not let them through any more.
-        passed = set(self.waiting).difference(self._offsets)
-        for offset in [at for at in passed if at < run.next_offset]:
-            del self.waiting[offset]
+        for offset in waiting.difference(self._offsets):
+            if offset < run.next_offset:
+                del self.deliveries[offset]
 
     def has_messages(self) -> bool:
         """Tell whether messages that were read ahead may be handed out."""
@@ -118,10 +132,11 @@ class AcknowledgedPosition(QueuePosition):
         first = self._row
         messages, size_bytes = super(AcknowledgedPosition, self).take(count, room_bytes)
         for offset, message in zip(self._offsets[first:], messages, strict=False):
-            times, receipt = self.waiting.pop(offset, 0) + 1, next(_receipts)
-            self.in_hands[offset] = Delivery(times, math.inf, receipt)
-            self._taken.append(offset)
+            before, receipt = self.deliveries.get(offset), next(_receipts)
+            times = 1 if before is None else before.times + 1
             note_delivery(message, times - 1, receipt)
+            self._taken.append(offset)
+            self.deliveries[offset] = Delivery(times, math.inf, receipt)
         return messages, size_bytes
 
     def _pass_to(self, row: int) -> None:
@@ -133,59 +148,91 @@ class AcknowledgedPosition(QueuePosition):
     def move_to(self, offset: int) -> None:
         """Drop what was read ahead; go on at an offset."""
         super(AcknowledgedPosition, self).move_to(offset)
-        self._reads_waiting, self.is_busy = False, bool(self.in_hands)
+        self._reads_waiting, self.is_busy = False, self.has_messages_in_hands
 
     def undo(self, offset: int, *, is_busy: bool) -> None:  # noqa: ARG002 - of the others
         """Put what was taken back as if it had not been handed out."""
         fresh_from = self.next_offset if self._fresh_from is None else self._fresh_from
+        # First, so that nothing is passed if this is interrupted too.
+        self.move_to(fresh_from)
         for taken in self._taken:
-            times = self.in_hands.pop(taken).times
-            if taken < fresh_from:
-                self.waiting[taken] = times - 1
+            if taken >= fresh_from:
+                self.deliveries.pop(taken, None)
+            else:
+                self.give_back(taken)
         self._taken, self._fresh_from = [], None
         self.move_to(fresh_from)
 
     def restart(self, offset: int) -> None:
         """Go on at any offset, without a trace of what was handed out before."""
-        self.in_hands, self.waiting, self._taken, self._fresh_from = {}, {}, [], None
+        self.deliveries, self._taken, self._fresh_from = {}, [], None
         super(AcknowledgedPosition, self).restart(offset)
 
     # --- what becomes of the messages -------------------------------------------------------
 
-    def receive_until(self, until_ms: float) -> None:
+    def receive_until(self, until_ms: float, *, is_ahead: bool) -> None:
         """Note that the caller has what was taken, which is invisible until then."""
         for offset in self._taken:
-            self.in_hands[offset] = self.in_hands[offset]._replace(until_ms=until_ms)
+            delivery = self.deliveries.get(offset)
+            if delivery is not None and not delivery.is_waiting:
+                self.change_invisible(offset, until_ms, is_ahead=is_ahead)
         self._taken, self._fresh_from = [], None
 
     def hand_out_again(self, now_ms: float) -> None:
         """Have messages come again whose invisible time is over."""
-        over = [offset for offset, at in self.in_hands.items() if at.until_ms <= now_ms]
-        if not over:
-            return
-        for offset in over:
-            self.waiting[offset] = self.in_hands.pop(offset).times
-        # They come before what was read ahead.
-        self.move_to(self.next_offset)
+        in_hands = {o: at for o, at in self.deliveries.items() if not at.is_waiting}
+        over = {offset: at for offset, at in in_hands.items() if at.until_ms <= now_ms}
+        for offset, delivery in over.items():
+            if delivery.is_ahead:
+                self.give_back(offset)
+            else:
+                self.deliveries[offset] = delivery._replace(is_waiting=True)
+        if over:
+            # They come before what was read ahead.
+            self.move_to(self.next_offset)
+
+    def give_back(self, offset: int) -> None:
+        """Have a message in hands come again as if it had not been handed out."""
+        delivery = self.deliveries.get(offset)
+        if delivery is not None and not delivery.is_waiting:
+            self.deliveries[offset] = Delivery(delivery.times - 1, 0, 0, is_waiting=True)
 
     def acknowledge(self, offset: int) -> None:
         """Note that a message is over."""
-        self.in_hands.pop(offset, None)
-        self.waiting.pop(offset, None)
-        if offset in self._taken:
-            self._taken.remove(offset)
-        self.is_busy, self.is_ahead = bool(self.in_hands), True
-
-    def note_durable(self) -> None:
-        """Note that the group knows what was acknowledged."""
-        self.is_ahead = False
+        self.is_ahead = True
+        delivery = self.deliveries.pop(offset, None)
+        if delivery is not None and delivery.is_waiting and self._reads_waiting:
+            # It may have been read ahead.
+            self.move_to(self.next_offset)
+        self.is_busy = self.has_messages_in_hands
 
     def delivery_of(self, message: ReceivedMessage) -> Delivery | None:
-        """Return the handing out by which a caller has a message; None if it is over."""
-        delivery = self.in_hands.get(message.queue_offset)
-        is_same = delivery is not None and delivery.receipt == receipt_of(message)
+        """Return the handing out by which a caller has a message; None if it is over.
+
+        One whose time is over counts until the message is handed out again.
+        """
+        delivery, receipt = self.deliveries.get(message.queue_offset), receipt_of(message)
+        is_same = delivery is not None and delivery.receipt == receipt != 0
         return delivery if is_same else None
 
-    def change_invisible(self, offset: int, until_ms: float) -> None:
-        """Have a message in hands come again at another time."""
-        self.in_hands[offset] = self.in_hands[offset]._replace(until_ms=until_ms)
+    def change_invisible(self, offset: int, until_ms: float, *, is_ahead: bool) -> None:
+        """Have a message come again at another time."""
+        delivery = self.deliveries[offset]
+        self.deliveries[offset] = delivery._replace(
+            until_ms=until_ms, is_waiting=False, is_ahead=is_ahead
+        )
+        if delivery.is_waiting and self._reads_waiting:
+            self.move_to(self.next_offset)
+        self.is_busy = True
+
+
+@dataclass(slots=True)
+class OrderedPosition(AcknowledgedPosition):
+    """The same in a group that keeps order: nothing fresh comes with what comes again."""
+
+    @property
+    def read_offset(self) -> int | None:
+        """The first offset that waits; a fresh one only if no message came again before it."""
+        offset = super(OrderedPosition, self).read_offset
+        come_again = [at for at in self.deliveries.values() if at.times > 1 and not at.is_waiting]
+        return None if come_again and offset == self.next_offset else offset

@@ -11,12 +11,15 @@ from typing import Annotated, NamedTuple
 
 from txmq.store.shapes import AtMost
 
-# RocketMQ's popInflightMessageThreshold, of a queue; here its spans are a part of the group.
+# RocketMQ's popInflightMessageThreshold, of a queue; here they are a part of the group.
 UNACKNOWLEDGED_MAX = 1_000
 
 
 class Span(NamedTuple):
-    """Consecutive offsets from `start` to before `end`, each handed out `times` times."""
+    """Consecutive offsets from `start` to before `end`, each handed out `times` times.
+
+    0 times: it was taken for a caller who did not get it.
+    """
 
     start: int
     end: int
@@ -55,10 +58,11 @@ class Attempts(NamedTuple):
         """Tell whether these are attempts behind an offset as `attempts_of` returns them."""
         end = offset
         for span in self.spans:
-            if not (end <= span.start < span.end and 0 < span.times <= times_max):
+            if not (end <= span.start < span.end and 0 <= span.times <= times_max):
                 return False
             end = span.end
-        return bool(self.spans) and self.offset == offset and end <= self.end
+        count = sum(span.end - span.start for span in self.spans)
+        return 0 < count <= UNACKNOWLEDGED_MAX and self.offset == offset and end <= self.end
 
 
 def attempts_of(times: Mapping[int, int], end: int) -> Attempts:

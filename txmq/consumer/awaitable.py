@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_timeout
+from txmq.consumer.group import settings_in
 from txmq.consumer.group_reader import CommitResult
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue
 from txmq.consumer.handlers import (
@@ -89,14 +90,20 @@ class AsyncPullConsumer(OfOneProcess):
             from_timestamp=options.get("from_timestamp"),
             mode=options.get("mode", ConsumeMode.CLUSTERING), member_id=options.get("member_id"),
         )  # fmt: skip
-        settings = store.config.of_consumer_group(subscription.consumer_group)
-        self._timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
+        # Of the group or the store, once the group is read.
+        self._timeout_s = checked_timeout(consume_timeout_s, 0.0)
         self._namespace, self._topics = namespace, subscription.filters
         self._by_topic = HandlersByTopic(subscription.filters, namespace, check_async_function)
-        self._make = lambda: PullConsumer(
-            store, consumer_group=consumer_group, topics=topics,
-            consume_timeout_s=self._timeout_s + CANCEL_GRACE_S, consume_threads=1, **options,
-        )  # fmt: skip
+
+        def make() -> PullConsumer:
+            settings = settings_in(store, subscription.consumer_group)
+            self._timeout_s = self._timeout_s or settings.consume_timeout_s
+            return PullConsumer(
+                store, consumer_group=consumer_group, topics=topics, consume_threads=1,
+                consume_timeout_s=self._timeout_s + CANCEL_GRACE_S, **options,
+            )  # fmt: skip
+
+        self._make = make
         self._consumer: PullConsumer | None = None
         self._joining: Future[PullConsumer] | None = None
         self._is_closed, self._pid = False, process_id()

@@ -18,7 +18,12 @@ from txmq.consumer.group_rules import (
 from txmq.consumer.leases import Membership, Sighting
 from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
-from txmq.store.config import RECONSUME_TIMES_MAX
+from txmq.store.config import (
+    CONSUMER_GROUP_KEYS,
+    RECONSUME_TIMES_MAX,
+    Config,
+    ConsumeSettings,
+)
 from txmq.store.register import Register, SharedValue
 from txmq.store.shapes import AtMost, Name, QueueNumber
 from txmq.store.store import Store
@@ -27,6 +32,7 @@ from txmq.store.topic_settings import MAX_QUEUE_NUMS
 
 # A group is one value, which each member reads whole and writes again with each renewal.
 MEMBERS_MAX = 10_000
+_FLAGS = frozenset(["consume_message_orderly"])
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -95,6 +101,27 @@ def group_in(store: Store, consumer_group: str, *, create: bool = False) -> Cons
     return ConsumerGroup(name, register)
 
 
+def settings_in(store: Store, consumer_group: str) -> ConsumeSettings:
+    """Return the settings of a consumer group that hold for a member which joins now; 0 commits.
+
+    Args:
+        store: the store of the group, with the settings of this process.
+        consumer_group: the stored name of the group.
+
+    Raises: StorageError.
+    """
+    group = group_in(store, consumer_group)
+    kept = group.read().own if group.exists else {}
+    return store.config.of_consumer_group(consumer_group, kept)
+
+
+def own_settings(values: Mapping[str, object]) -> dict[str, Any]:
+    """Check settings of one group. Raises: ConfigError, which names all faults."""
+    if not values:
+        return {}
+    return dict(Config(consumer_groups={"group": values}).consumer_groups["group"])
+
+
 def group_names(store: Store) -> list[str]:
     """List the stored names of all consumer groups that a member has ever joined."""
     return store.tables.groups_with(CONSUMER_GROUP)
@@ -123,6 +150,7 @@ class GroupValue(TypedDict):
     orderly: NotRequired[int]
     acknowledged: NotRequired[int]
     attempts: NotRequired[Mapping[str, Mapping[QueueNumber, Attempts]]]
+    own: NotRequired[Mapping[str, float]]
     followed: NotRequired[Mapping[Name, Mapping[str, Mapping[QueueNumber, tuple[int, int]]]]]
 
 
@@ -146,6 +174,7 @@ def value_of(state: GroupState) -> dict[str, Any]:
             {queue: [at.end, list(map(list, at.spans))] for queue, at in state.attempts.items()}
         ),
         "epoch": state.epoch,
+        "own": {name: state.own[name] * 1 for name in sorted(state.own)},
     }
 
 
@@ -176,8 +205,17 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
         owners={queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
         replays=dict(_flat(value["replays"])),
         attempts=dict(_attempts_in(value)),
+        own=_own_in(value.get("own", {})),
         epoch=value["epoch"],
     )
+
+
+def _own_in(kept: Mapping[str, float]) -> dict[str, Any]:
+    """Read the settings of a group; those that a later txmq wrote are left out."""
+    values: dict[str, Any] = {key: kept[key] for key in CONSUMER_GROUP_KEYS if key in kept}
+    # A register knows numbers alone.
+    flags = {key: bool(value) for key, value in values.items() if key in _FLAGS}
+    return own_settings({**values, **flags})
 
 
 def _attempts_in(value: Mapping[str, Any]) -> Iterable[tuple[TopicQueue, Attempts]]:
@@ -185,7 +223,7 @@ def _attempts_in(value: Mapping[str, Any]) -> Iterable[tuple[TopicQueue, Attempt
     offsets = dict(_flat(value["offsets"].get(SHARED, {})))
     for queue, (end, spans) in _flat(value.get("attempts", {})):
         attempts = Attempts(end, tuple(Span(*span) for span in spans))
-        if attempts.are_sound(offsets.get(queue, -1), RECONSUME_TIMES_MAX):
+        if attempts.are_sound(offsets.get(queue, -1), RECONSUME_TIMES_MAX + 2):
             yield queue, attempts
 
 

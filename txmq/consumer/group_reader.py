@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from txmq.consumer.acknowledged import AcknowledgedPosition
+from txmq.consumer.acknowledged import AcknowledgedPosition, OrderedPosition
 from txmq.consumer.arguments import Subscription, check_reads
-from txmq.consumer.group import group_in
+from txmq.consumer.group import group_in, settings_in
 from txmq.consumer.group_rules import Commits, ConsumeMode, TopicQueue
 from txmq.consumer.member import GroupMember
 from txmq.consumer.reader import TopicReader
@@ -30,6 +30,7 @@ from txmq.message.codec import BodyCodec, checked_codec
 from txmq.message.names import shown_name
 from txmq.message.received import ReceivedMessage, note_tries
 from txmq.store.catalog import TopicCatalog, unknown_topics
+from txmq.store.config import ConsumeSettings
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,7 @@ class GroupReader:
         subscription: the group, its topics and filters, and the name of this member.
         clock: measures leases; only durations count.
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
-        consume_timeout_s: after so long without a question the member is stuck; the default is the
-            setting of the group.
+        settings: those of the group, read here without it.
         codec: decodes bodies.
 
     Attributes:
@@ -80,7 +80,7 @@ class GroupReader:
         clock: Clock,
         sends_back: SendsBack | None = None,
         *,
-        consume_timeout_s: float | None = None,
+        settings: ConsumeSettings | None = None,
         codec: BodyCodec | None = None,
     ) -> None:
         """Join the group: one commit, and one more that creates the table of a new group.
@@ -97,11 +97,13 @@ class GroupReader:
         self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
         self._full_look_s = store.look_interval_s(FULL_LOOK_S, is_idle=True)
         self._sends_back = sends_back or SendBack(store, subscription.consumer_group, clock)
-        kind = AcknowledgedPosition if subscription.is_acknowledged else QueuePosition
-        self._paused, self.positions = Pauses(), QueuePositions(kind)
+        settings = settings or settings_in(store, subscription.consumer_group)
+        is_orderly = settings.consume_message_orderly and not self.is_broadcasting
+        self._paused = Pauses()
+        self.positions = QueuePositions(_kind_of_positions(subscription, is_orderly=is_orderly))
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         self._has_told_unknown = False
-        self._member = self._new_member(clock, consume_timeout_s)
+        self._member = self._new_member(clock, settings.consume_timeout_s, is_orderly=is_orderly)
         self._renewal_s = self._member.renewal_s
         self._readers = {topic: self._reader(topic) for topic in self._member.topics}
         self._taking = MessageTaking(
@@ -110,7 +112,9 @@ class GroupReader:
         self._member.join()
         self.positions.follow(self._member.held)
 
-    def _new_member(self, clock: Clock, consume_timeout_s: float | None) -> GroupMember:
+    def _new_member(
+        self, clock: Clock, consume_timeout_s: float, *, is_orderly: bool
+    ) -> GroupMember:
         """Make the member, and the table of a new group; the member does not join yet."""
         store, subscription = self._store, self._subscription
         name = subscription.consumer_group
@@ -118,13 +122,11 @@ class GroupReader:
         if not group.exists:
             subscription.start.check(store, subscription.filters)
             group = group_in(store, name, create=True)
-        settings = store.config.of_consumer_group(name)
-        is_orderly = settings.consume_message_orderly and not self.is_broadcasting
         return GroupMember(
             store, group, replace(subscription.settings, is_orderly=is_orderly), subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
             read_in=self.positions.read_in, attempts=self.positions.attempts,
-            consume_timeout_s=consume_timeout_s or settings.consume_timeout_s,
+            consume_timeout_s=consume_timeout_s,
         )  # fmt: skip
 
     def _reader(self, topic: str) -> TopicReader:
@@ -426,11 +428,11 @@ class GroupReader:
         """
         commits = self.positions.commits(unhandled)
         must_swap = commits or self.positions.has_new_attempts(self._member.held)
-        refused = self._member.swap(commits, tuple(unhandled or ())) if must_swap else frozenset()
+        busy = {*(unhandled or ()), *self.positions.in_hands()}
+        refused = self._member.swap(commits, busy) if must_swap else frozenset()
         self._after_swap(commits, refused)
         self.positions.follow(self._member.held)
         lost = refused | self.positions.take_lost()
-        self.positions.note_durable()
         offsets = {q: offset for q, (_, offset) in commits.items() if q not in refused}
         return CommitResult(offsets, frozenset(lost))
 
@@ -502,13 +504,20 @@ class GroupReader:
             if position is None or queue in refused:
                 raise QueueNotOwnedError(queue.topic, queue.queue_id)
 
-    def work_for(self, time_s: float) -> None:
-        """Keep the lease for so long without a question: messages are in the caller's hands."""
-        self._member.work_for(time_s)
+    def work_on(self) -> None:
+        """Keep the lease without a question as long as messages are in the caller's hands."""
+        left_ms = self.positions.visible_ms() - elapsed_ms(self._clock)
+        self._member.work_for(max(left_ms, 0) / 1000)
 
     def leave(self) -> None:
         """Leave the group: one commit. Other members read again what was not committed."""
         self._member.leave()
+
+
+def _kind_of_positions(subscription: Subscription, *, is_orderly: bool) -> type[QueuePosition]:
+    if not subscription.is_acknowledged:
+        return QueuePosition
+    return OrderedPosition if is_orderly else AcknowledgedPosition
 
 
 class Pauses:

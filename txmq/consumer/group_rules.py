@@ -103,7 +103,7 @@ class SwapResult:
 
     Attributes:
         state: the state after the swap.
-        refused: queues that the member does not have any more; their offsets were not committed.
+        refused: queues that the member does not have any more; nothing of them was committed.
     """
 
     state: GroupState
@@ -128,6 +128,7 @@ class GroupState:
             that have failed in their place, or that nobody has acknowledged.
         epoch: grows when a member joins or a queue changes hands, so that an old owner never
             equals a new one.
+        own: settings that an operator gave the group; see `ConsumeSettings`.
     """
 
     settings: GroupSettings = field(default_factory=GroupSettings)
@@ -140,6 +141,7 @@ class GroupState:
     seen: Mapping[str, Sighting] = field(default_factory=dict)
     followed: Mapping[str, Followed] = field(default_factory=dict)
     attempts: Mapping[TopicQueue, Attempts] = field(default_factory=dict)
+    own: Mapping[str, float] = field(default_factory=dict)
 
     # --- questions --------------------------------------------------------------------------
 
@@ -212,9 +214,10 @@ class GroupState:
         The arguments are those of `committed`, `attempted` and the others; it is not among the
         `gone` itself.
         """
-        result = self.committed(me, commits or {}, followed=followed)
-        after = result.state.attempted(me, attempts or {}).renewed(me, lease_end_ms)
-        return SwapResult(after.without_gone(gone).shared_out(me, busy), result.refused)
+        result, held = self.committed(me, commits or {}, followed=followed), self.held_by(me)
+        after = result.state.attempted(me, attempts or {}, followed).renewed(me, lease_end_ms)
+        lost = {q for q, (epoch, _) in (attempts or {}).items() if held.get(q) != epoch}
+        return SwapResult(after.without_gone(gone).shared_out(me, busy), result.refused | lost)
 
     # --- members ----------------------------------------------------------------------------
 
@@ -388,10 +391,13 @@ class GroupState:
         anew = moved if may_go_back else ()
         return SwapResult(after._replayed(stored, moved, anew), refused)  # noqa: SLF001
 
-    def attempted(self, me: Owner, attempts: AttemptsByQueue) -> GroupState:
+    def attempted(
+        self, me: Owner, attempts: AttemptsByQueue, followed: Followed = _NO_COMMITS
+    ) -> GroupState:
         """Keep what was handed out of queues of this member, each from its next offset on.
 
-        Others are left out: what has them now, or comes back to them, begins anew.
+        Others are left out: what has them now, or comes back to them, begins anew. `followed` is
+        as that of `committed`: the ends of the attempts are of these commits.
         """
         if not attempts:
             return self
@@ -402,7 +408,11 @@ class GroupState:
             if held.get(queue) == epoch and stored.get(queue) == handed.offset
         }
         after = {**self.attempts, **own}
-        return self if after == self.attempts else replace(self, attempts=after)
+        if after == self.attempts:
+            return self
+        # ruff takes this for a member of another class.
+        noted = self._noted(self._reader(me.member_id), own, followed)
+        return replace(noted, attempts=after)
 
     def reset(self, offsets: Offsets, read_in: Followed = _NO_COMMITS) -> GroupState:
         """Set other offsets, in BROADCASTING for each member.
@@ -445,7 +455,8 @@ class GroupState:
             reader: {**own, **self._moved_back(reader, first, since)}
             for reader, own in self.offsets.items()
         }
-        changed = self._replayed(self.offsets.get(SHARED, {}), after.get(SHARED, {}), first)
+        over = [q for q, at in self.attempts.items() if q in first and at.end > first[q]]
+        changed = self._replayed(self.offsets.get(SHARED, {}), after.get(SHARED, {}), over)
         if after == self.offsets and not self.members:
             return changed
         return replace(changed, offsets=after, members={}, owners={}, epoch=self.epoch + 1)

@@ -113,6 +113,7 @@ class GroupMember:
         self._watch = LeaseWatch(clock, self._lease_ms)
         self._consume_timeout_s = consume_timeout_s
         self._looked_s = self._asked_s = self._next_group_look_s = time.monotonic()
+        self._works_until_s = 0.0
         self._has_warned = self._has_sighted = False
         self._lease_renewal: LeaseRenewal | None = None
 
@@ -293,16 +294,15 @@ class GroupMember:
 
         Does nothing once the reading thread has not asked for messages for the consume timeout.
         """
-        if time.monotonic() - self._asked_s > self._consume_timeout_s:
+        if time.monotonic() > max(self._asked_s + self._consume_timeout_s, self._works_until_s):
             return
         with self._lock:
             if self._me != _NOBODY and self._is_due(LATE_RENEWAL):
                 self._change(self._renewed)
 
     def work_for(self, time_s: float) -> None:
-        """Let the reading thread be silent for so long: messages are invisible."""
-        silent_from_s = time.monotonic() + time_s - self._consume_timeout_s
-        self._asked_s = max(self._asked_s, silent_from_s)
+        """Let the reading thread be silent for so long from now on: messages are invisible."""
+        self._works_until_s = time.monotonic() + time_s
 
     def _joined_again(self) -> bool:
         """Join again; if another member has the name, only some times a second."""
@@ -354,12 +354,14 @@ class GroupMember:
     def _swapped(
         self, state: GroupState, commits: Commits, busy: Collection[TopicQueue]
     ) -> SwapResult:
+        attempts = self._attempts()
         if not state.is_member(self._me):
-            return SwapResult(state, frozenset(commits))
+            return SwapResult(state, frozenset({*commits, *attempts}))
         number = self._lease.next_number(state.members[self.member_id])
         result = state.grown(self._queues()).swapped(
             self._me, gone=self._others_gone(state), lease_end_ms=number,
-            commits=commits, busy=busy, followed=self._read_in(commits), attempts=self._attempts(),
+            commits=commits, busy=busy, followed=self._read_in({*commits, *attempts}),
+            attempts=attempts,
         )  # fmt: skip
         return SwapResult(self._with_starts(result.state), result.refused)
 

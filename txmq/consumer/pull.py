@@ -19,6 +19,7 @@ from txmq.consumer.arguments import (
     checked_timeout,
 )
 from txmq.consumer.exclusive_use import ExclusiveUse, SharedUse
+from txmq.consumer.group import settings_in
 from txmq.consumer.group_reader import CommitResult, GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.handlers import (
@@ -258,7 +259,7 @@ class PullConsumer(MovableMember):
         self.clock: Clock = clock or SystemClock()
         self._use = ExclusiveUse()
         self._handle: ConsumerHandle | None = None
-        settings = store.config.of_consumer_group(self.consumer_group)
+        settings = settings_in(store, self.consumer_group)
         timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
         self._settings = replace(
             settings, consume_timeout_s=timeout_s,
@@ -268,7 +269,7 @@ class PullConsumer(MovableMember):
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._by_topic = HandlersByTopic(subscription.filters, namespace)
         self._reader = GroupReader(
-            store, subscription, self.clock, sends_back, consume_timeout_s=timeout_s,
+            store, subscription, self.clock, sends_back, settings=self._settings,
             codec=reading_codec(body_codec, requires_encoded=require_encoded),
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from txmq.consumer.group import settings_in
 from txmq.errors import InvalidMessageError, InvalidReasonError
 from txmq.ground.clock import Clock, SystemClock, milliseconds
 from txmq.message.ids import SEND_BACK
@@ -149,7 +150,8 @@ class SendBack:
         """Check the name, and open nothing; 0 commits."""
         check_store(store)
         self._group = check_stored_group(consumer_group, "consumer_group")
-        self._max_times = store.config.of_consumer_group(self._group).max_reconsume_times
+        self._store = store
+        self._max_times: int | None = None
         self._sender = OnceSender(store, self._group, RETRY_GROUP, clock or SystemClock())
 
     def send_back(
@@ -215,7 +217,7 @@ class SendBack:
     def _keyed_message(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
         times = message.reconsume_times if is_retry else failed.tries
-        is_dead = failed.delay_level < 0 or times >= self._max_times
+        is_dead = failed.delay_level < 0 or times >= self._reconsume_times_max()
         name = dead_letter_topic if is_dead else retry_topic
         retry = Message.as_stored(
             topic=name(self._group),
@@ -229,6 +231,12 @@ class SendBack:
         born_ms = milliseconds(message.born_timestamp)
         key = PlacedMessage.of(message, failed.replay).once_key
         return KeyedMessage(key.key, key.time_ms, retry, queue_id=0, born_ms=born_ms)
+
+    def _reconsume_times_max(self) -> int:
+        # Not before: whoever never sends back need not read the group.
+        if self._max_times is None:
+            self._max_times = settings_in(self._store, self._group).max_reconsume_times
+        return self._max_times
 
     def _properties(
         self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool

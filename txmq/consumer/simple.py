@@ -6,25 +6,24 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_invisible
-from txmq.consumer.awaitable import LoopEvent
 from txmq.consumer.exclusive_use import SharedUse
-from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.group import settings_in
+from txmq.consumer.group_reader import LOOK_INTERVAL_S, GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.offsets import ConsumeFromWhere, OffsetsByTopic
 from txmq.consumer.pull import POLL_MESSAGES, MovableMember
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.consumer.taking import Delivery, QueueMessage
-from txmq.errors import ClosedError, InvalidReceiptError
+from txmq.errors import ClosedError, ConfigError, InvalidReceiptError, TxmqError, shown
 from txmq.ground.clock import Clock, SystemClock, elapsed_ms
 from txmq.ground.handles import OfOneProcess
 from txmq.message.codec import BodyCodec, reading_codec
@@ -35,6 +34,7 @@ from txmq.store.store import Store, check_store
 # Acknowledgements of a caller who does not receive are committed as often.
 ACKNOWLEDGE_COMMIT_S = 1.0
 NOT_ACKNOWLEDGED = "not acknowledged in time"
+Result = TypeVar("Result")
 
 
 class SimpleConsumer(MovableMember):
@@ -97,12 +97,13 @@ class SimpleConsumer(MovableMember):
         self.consumer_group, self.member_id = subscription.consumer_group, subscription.member_id
         self.clock: Clock = clock or SystemClock()
         self._use = SharedUse()
-        self._settings = store.config.of_consumer_group(self.consumer_group)
+        self._settings = settings_in(store, self.consumer_group)
         # Queues of which acknowledgements are not committed, and were not, for others have them.
         self._pending, self._refused = set[TopicQueue](), set[TopicQueue]()
-        self._committed_s = time.monotonic()
+        self._committed_s, self._has_raised = time.monotonic(), False
         self._reader = GroupReader(
             store, replace(subscription, is_acknowledged=True), self.clock, sends_back,
+            settings=self._settings,
             codec=reading_codec(body_codec, requires_encoded=require_encoded),
         )  # fmt: skip
 
@@ -140,8 +141,7 @@ class SimpleConsumer(MovableMember):
         Raises: as `PullConsumer.poll`.
         """
         check_poll(max_messages, timeout_s)
-        default_s = self._settings.invisible_duration_s
-        invisible_s = checked_invisible(invisible_duration_s, default_s)
+        invisible_s = self._checked_invisible(invisible_duration_s)
         deadline_s = time.monotonic() + timeout_s
         messages = self._received(max_messages, invisible_s)
         while not messages and (left_s := deadline_s - time.monotonic()) > 0:
@@ -151,46 +151,76 @@ class SimpleConsumer(MovableMember):
             messages = self._received(max_messages, invisible_s, must_look=False)
         return messages
 
+    def _checked_invisible(self, invisible_duration_s: float | None) -> float:
+        return checked_invisible(invisible_duration_s, self._settings.invisible_duration_s)
+
     def _received(
-        self, max_messages: int, invisible_s: float, *, must_look: bool = True
+        self,
+        max_messages: int,
+        invisible_s: float,
+        *,
+        must_look: bool = True,
+        is_ahead: bool = False,
     ) -> list[ReceivedMessage]:
-        """Take what is there now; with `must_look` also if nothing is new."""
+        """Take what is there now; with `must_look` also if nothing is new.
+
+        What is taken ahead, for a caller who asks for it later, does not count as handed out if its
+        time is over before.
+        """
         with self._use.begin():
-            reader = self._reader
+            reader, positions = self._reader, self._reader.positions
+            # An interrupt of the last call may have come while it undid what it had taken.
+            positions.undo_taken()
             if not (must_look or reader.has_news()):
                 return []
             try:
-                reader.positions.hand_out_again(elapsed_ms(self.clock))
-                taken = handed = self._taken(max_messages)
-                while taken and not (handed := self._without_retries(taken)):
-                    taken = self._taken(max_messages)
+                positions.hand_out_again(elapsed_ms(self.clock))
+                handed = self._handed(max_messages)
                 if handed or self._pending:
                     self._commit()
                 messages = [message for queue, message in handed if reader.is_owned(queue)]
-                reader.work_for(invisible_s)
-                reader.positions.receive_until(elapsed_ms(self.clock) + invisible_s * 1000)
+                until_ms = elapsed_ms(self.clock) + invisible_s * 1000
+                positions.receive_until(until_ms, is_ahead=is_ahead)
+                reader.work_on()
             except BaseException:
                 # Nobody has them; an interrupt may come at any step.
-                reader.positions.undo_taken()
+                positions.undo_taken()
                 raise
             finally:
                 reader.note_received()
             return messages
 
-    def _taken(self, max_messages: int) -> list[QueueMessage]:
+    def _handed(self, max_messages: int) -> list[QueueMessage]:
+        """Take messages, without those that become retries."""
         of_a_queue = self._settings.pull_batch_size
-        return self._reader.poll(max_messages, 0.0, of_a_queue=of_a_queue)
+        while taken := self._reader.poll(max_messages, 0.0, of_a_queue=of_a_queue):
+            retries = [(q, m) for q, m in taken if self._becomes_retry(q, m)]
+            if not retries:
+                return taken
+            are_sent = self._send_back(retries, is_alone=len(retries) == len(taken))
+            if are_sent and len(retries) == len(taken):
+                continue
+            return [(q, m) for q, m in taken if (q, m) not in retries]
+        return []
 
-    def _without_retries(self, taken: list[QueueMessage]) -> list[QueueMessage]:
-        """Send those back that came in their place often enough; they are acknowledged by that."""
-        retries = [(q, m) for q, m in taken if self._becomes_retry(q, m)]
-        if not retries:
-            return taken
-        failed = [self._failed(queue, message) for queue, message in retries]
-        self._reader.send_back(failed)
+    def _send_back(self, retries: list[QueueMessage], *, is_alone: bool) -> bool:
+        """Send those back that came in their place often enough; they are acknowledged by that.
+
+        Where they cannot be sent, others are handed out all the same, and the next call raises.
+        """
+        try:
+            self._reader.send_back([self._failed(queue, message) for queue, message in retries])
+        except (TxmqError, OSError):
+            if is_alone or not self._has_raised:
+                self._has_raised = True
+                raise
+            self._has_raised = False
+            for queue, message in retries:
+                self._reader.positions.give_back(queue, message.queue_offset)
+            return False
         for queue, message in retries:
             self._acknowledge(queue, message)
-        return [(q, m) for q, m in taken if self._delivery(q, m) is not None]
+        return True
 
     def _becomes_retry(self, queue: TopicQueue, message: ReceivedMessage) -> bool:
         delivery = self._delivery(queue, message)
@@ -200,9 +230,8 @@ class SimpleConsumer(MovableMember):
         )  # fmt: skip
 
     def _failed(self, queue: TopicQueue, message: ReceivedMessage) -> FailedMessage:
-        delivery = self._delivery(queue, message)
         # What failed is the handing out before this one, which nobody gets.
-        tries = 0 if delivery is None else delivery.times - 2
+        tries = tries_of(message) - 1
         note_tries(message, tries)
         replay = replay_of(self._reader.replays, queue)
         return FailedMessage(message, NOT_ACKNOWLEDGED, replay=replay, tries=tries)
@@ -221,7 +250,7 @@ class SimpleConsumer(MovableMember):
 
         Raises: InvalidReceiptError if it was handed out again meanwhile, was acknowledged before,
             or its queue has another member: then this call counts for nothing. ClosedError,
-            InvalidNameError; StorageError, after which it is noted all the same.
+            ConfigError; StorageError, after which it is noted all the same.
         """
         with self._use.begin():
             self._acknowledge(self._queue_of(message), message)
@@ -243,16 +272,42 @@ class SimpleConsumer(MovableMember):
         """
         invisible_s = checked_invisible(invisible_duration_s, 0.0)
         with self._use.begin():
-            queue, until_ms = self._queue_of(message), elapsed_ms(self.clock) + invisible_s * 1000
-            self._reader.work_for(invisible_s)
-            self._reader.positions.change_invisible(queue, message.queue_offset, until_ms)
+            self._hold(self._queue_of(message), message, invisible_s)
 
-    def has_in_hand(self, message: ReceivedMessage) -> bool:
-        """Tell whether a message is still this consumer's own; 0 commits. Raises: ClosedError."""
+    def _hold(
+        self,
+        queue: TopicQueue,
+        message: ReceivedMessage,
+        invisible_s: float,
+        *,
+        is_ahead: bool = False,
+    ) -> None:
+        until_ms = elapsed_ms(self.clock) + invisible_s * 1000
+        self._reader.positions.change_invisible(
+            queue, message.queue_offset, until_ms, is_ahead=is_ahead
+        )
+        self._reader.work_on()
+
+    def _begin(self, message: ReceivedMessage, ahead: Iterable[ReceivedMessage]) -> bool:
+        """Hand out a message that was taken ahead, and go on to hold the others.
+
+        Returns:
+            Whether it is still in hand: else it comes again.
+        """
         with self._use.begin():
-            queue = TopicQueue(self._stored(message.topic), message.queue_id)
-            delivery = self._delivery(queue, message) if self._reader.is_owned(queue) else None
-            return delivery is not None and elapsed_ms(self.clock) < delivery.until_ms
+            for other in (message, *ahead):
+                queue = self._queue_in_hand(other)
+                if queue is not None:
+                    seconds = self._settings.invisible_duration_s
+                    self._hold(queue, other, seconds, is_ahead=other is not message)
+            return self._queue_in_hand(message) is not None
+
+    def _give_back(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Have messages that no caller got come again, as if they had not been handed out."""
+        with self._use.begin():
+            for message in messages:
+                if queue := self._queue_in_hand(message):
+                    self._reader.positions.give_back(queue, message.queue_offset)
 
     def commit(self) -> frozenset[TopicQueue]:
         """Make all acknowledgements durable: one commit, or none if there is nothing new.
@@ -268,6 +323,29 @@ class SimpleConsumer(MovableMember):
             refused, self._refused = self._refused, set()
             return frozenset(map(self._shown, refused))
 
+    def _acknowledge_all(
+        self, messages: Sequence[ReceivedMessage]
+    ) -> list[InvalidReceiptError | None]:
+        """Acknowledge messages with one commit; return the problem of each, None if it is durable.
+
+        Raises: ClosedError, StorageError, after which they are noted all the same.
+        """
+        with self._use.begin():
+            queues: list[TopicQueue | None] = []
+            for message in messages:
+                queues.append(self._queue_in_hand(message))
+                if queue := queues[-1]:
+                    self._acknowledge(queue, message)
+            before, self._refused = self._refused, set()
+            self._commit()
+            lost, self._refused = self._refused, before | self._refused
+            return [
+                InvalidReceiptError(message.topic, message.queue_id, message.queue_offset)
+                if queue is None or queue in lost
+                else None
+                for message, queue in zip(messages, queues, strict=True)
+            ]
+
     def _commit(self) -> None:
         result = self._reader.commit()
         self._refused |= result.refused & self._pending
@@ -278,11 +356,18 @@ class SimpleConsumer(MovableMember):
         self._reader.positions.acknowledge(queue, message.queue_offset)
 
     def _queue_of(self, message: ReceivedMessage) -> TopicQueue:
-        """Return the queue of a message in hands. Raises: InvalidReceiptError."""
-        queue = TopicQueue(self._stored(message.topic), message.queue_id)
-        if not self._reader.is_owned(queue) or self._delivery(queue, message) is None:
+        """Return the queue of a message in hands. Raises: ConfigError, InvalidReceiptError."""
+        check_message(message)
+        queue = self._queue_in_hand(message)
+        if queue is None:
             raise InvalidReceiptError(message.topic, message.queue_id, message.queue_offset)
         return queue
+
+    def _queue_in_hand(self, message: ReceivedMessage) -> TopicQueue | None:
+        """Return the queue of a message; None if it is not in hand any more."""
+        queue = TopicQueue(self._stored(message.topic), message.queue_id)
+        is_there = self._reader.is_owned(queue) and self._delivery(queue, message) is not None
+        return queue if is_there else None
 
     def _delivery(self, queue: TopicQueue, message: ReceivedMessage) -> Delivery | None:
         position = self._reader.positions.get(queue)
@@ -319,6 +404,12 @@ class SimpleConsumer(MovableMember):
     ) -> None:
         """Close the consumer."""
         self.close()
+
+
+def check_message(message: object) -> None:
+    """Refuse what `receive` did not return. Raises: ConfigError."""
+    if not isinstance(message, ReceivedMessage):
+        raise ConfigError([f"message must be one that receive returned, not {shown(message)}"])
 
 
 def becomes_retry(
@@ -359,7 +450,7 @@ class AwaitableMessage(ReceivedMessage):
 
 
 class AsyncSimpleConsumer(OfOneProcess):
-    """A SimpleConsumer for coroutines: it works in threads of its own, never in the event loop.
+    """A SimpleConsumer for coroutines: it works in a thread of its own, never in the event loop.
 
     `async with` joins the group, and leaves it. Any number of tasks may receive and acknowledge.
     An `await` of an acknowledgement returns once it is durable; those that wait at the same time
@@ -400,10 +491,11 @@ class AsyncSimpleConsumer(OfOneProcess):
         self._consumer: SimpleConsumer | None = None
         self._joining: Future[SimpleConsumer] | None = None
         self._is_closed = False
-        # One waits for messages while the other one acknowledges.
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="txmq-async-simple")
-        self._receiving: set[threading.Event] = set()
-        self._in_loop: deque[AwaitableMessage] = deque()
+        # Its calls are short: nobody waits for messages in it.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="txmq-async-simple")
+        self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
+        # Taken, and not handed out by `async for` yet.
+        self._ahead: deque[AwaitableMessage] = deque()
         self._acks: list[tuple[ReceivedMessage, asyncio.Future[None]]] = []
         self._committing: asyncio.Task[None] | None = None
         self._left: Future[None] | None = None
@@ -427,51 +519,62 @@ class AsyncSimpleConsumer(OfOneProcess):
         timeout_s: float = 1.0,
     ) -> list[AwaitableMessage]:
         """Take messages, as `SimpleConsumer.receive`; those of a cancelled call come again."""
-        stopping = LoopEvent(asyncio.get_running_loop())
-        receive = partial(
-            self.consumer.receive, max_messages, invisible_duration_s, timeout_s, stopping
-        )
-        receiving = self._executor.submit(receive)
-        self._receiving.add(stopping)
-        try:
-            messages = await asyncio.wrap_future(receiving)
-        except asyncio.CancelledError:
-            stopping.set()
-            receiving.add_done_callback(self._give_again)
-            raise
-        finally:
-            self._receiving.discard(stopping)
-        return [AwaitableMessage(message, self) for message in messages]
+        check_poll(max_messages, timeout_s)
+        invisible_s = self.consumer._checked_invisible(invisible_duration_s)  # noqa: SLF001 - of this file
+        return await self._received(max_messages, invisible_s, timeout_s)
 
-    def _give_again(self, receiving: Future[list[ReceivedMessage]]) -> None:
-        if receiving.cancelled() or receiving.exception() is not None:
-            return
-        # What cannot be given again now comes when its invisible time is over.
-        with suppress(InvalidReceiptError, ClosedError):
-            for message in receiving.result():
-                self.consumer.change_invisible_duration(message, 0)
+    async def _received(
+        self, max_messages: int, invisible_s: float, timeout_s: float, *, is_ahead: bool = False
+    ) -> list[AwaitableMessage]:
+        deadline_s, must_look = time.monotonic() + timeout_s, True
+        while True:
+            take = partial(
+                self.consumer._received, max_messages, invisible_s,  # noqa: SLF001 - of this file
+                must_look=must_look, is_ahead=is_ahead,
+            )  # fmt: skip
+            messages = await self._taken(take)
+            left_s = deadline_s - time.monotonic()
+            if messages or left_s <= 0:
+                return [AwaitableMessage(message, self) for message in messages]
+            await asyncio.sleep(min(left_s, self._look_interval_s))
+            must_look = False
+
+    async def _taken(self, take: Callable[[], list[ReceivedMessage]]) -> list[ReceivedMessage]:
+        taking = self._executor.submit(take)
+        try:
+            return await asyncio.wrap_future(taking)
+        except asyncio.CancelledError:
+            # In the same thread, after it.
+            if not self._is_closed:
+                self._executor.submit(self._give_back, taking)
+            raise
+
+    def _give_back(self, taking: Future[list[ReceivedMessage]]) -> None:
+        if not taking.cancelled() and taking.exception() is None and self._consumer is not None:
+            self._consumer._give_back(taking.result())  # noqa: SLF001 - of this file
 
     def __aiter__(self) -> Self:
         """Hand out message after message, for ever.
 
-        A message that the loop does not acknowledge comes again. The loop ends if another task
-        calls `close`.
+        A message is invisible from when the loop gets it. One that the loop does not acknowledge
+        comes again. The loop ends if another task calls `close`.
         """
         return self
 
     async def __anext__(self) -> AwaitableMessage:
         """Return the next message. Raises: as `SimpleConsumer.receive`."""
-        while not self._is_closed:
-            while self._in_loop:
-                message = self._in_loop.popleft()
-                # It may have waited here too long, and have come again.
-                if self.consumer.has_in_hand(message):
-                    return message
-            try:
-                self._in_loop.extend(await self.receive())
-            except ClosedError:
-                break
-        raise StopAsyncIteration
+        try:
+            while True:
+                while self._ahead:
+                    message = self._ahead.popleft()
+                    # What waits here too long comes again.
+                    if await self._call(self.consumer._begin, message, tuple(self._ahead)):  # noqa: SLF001 - of this file
+                        return message
+                invisible_s = self.consumer._checked_invisible(None)  # noqa: SLF001 - of this file
+                taken = await self._received(POLL_MESSAGES, invisible_s, 1.0, is_ahead=True)
+                self._ahead.extend(taken)
+        except ClosedError:
+            raise StopAsyncIteration from None
 
     # --- acknowledging ----------------------------------------------------------------------
 
@@ -483,6 +586,7 @@ class AsyncSimpleConsumer(OfOneProcess):
         Raises: as `SimpleConsumer.ack`; InvalidReceiptError also where another member got the
             queue meanwhile.
         """
+        check_message(message)
         consumer, over = self.consumer, asyncio.get_running_loop().create_future()
         self._acks.append((message, over))
         if self._committing is None or self._committing.done():
@@ -491,12 +595,12 @@ class AsyncSimpleConsumer(OfOneProcess):
 
     async def _acknowledge(self, consumer: SimpleConsumer) -> None:
         """Acknowledge all that waits, with one commit for those that came meanwhile."""
-        loop = asyncio.get_running_loop()
         while self._acks:
             acks, self._acks = self._acks, []
-            call = partial(acknowledge_all, consumer, [message for message, _ in acks])
+            problems: Sequence[Exception | None]
             try:
-                problems = await loop.run_in_executor(self._executor, call)
+                messages = [message for message, _ in acks]
+                problems = await self._call(consumer._acknowledge_all, messages)  # noqa: SLF001 - of this file
             except Exception as error:  # noqa: BLE001 - raised where each of them is awaited
                 problems = [error] * len(acks)
             for (_, over), problem in zip(acks, problems, strict=True):
@@ -511,8 +615,10 @@ class AsyncSimpleConsumer(OfOneProcess):
         self, message: ReceivedMessage, invisible_duration_s: float
     ) -> None:
         """Have a message in hands come again later, as `SimpleConsumer` does."""
-        call = partial(self.consumer.change_invisible_duration, message, invisible_duration_s)
-        await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        await self._call(self.consumer.change_invisible_duration, message, invisible_duration_s)
+
+    async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.wrap_future(self._executor.submit(function, *arguments))
 
     # --- joining and ending -----------------------------------------------------------------
 
@@ -537,20 +643,22 @@ class AsyncSimpleConsumer(OfOneProcess):
     async def close(self) -> None:
         """Commit, and leave the group; see `SimpleConsumer.close`. A second time waits for it.
 
+        Acknowledgements that wait are made before.
+
         Raises: StorageError.
         """
+        is_first, self._is_closed = not self._is_closed, True
+        if is_first and self._committing is not None:
+            await asyncio.wait([self._committing])
         self._end()
         if self._left is not None:
             await asyncio.shield(asyncio.wrap_future(self._left))
 
     def _end(self) -> None:
-        if self._is_closed:
-            return
+        """Leave the group after what is on its way; a second call does nothing."""
         self._is_closed = True
-        for stopping in self._receiving:
-            stopping.set()
-        if self._joining is not None:
-            self._left = self._executor.submit(_close_joined, self._joining)
+        if self._left is None and self._joining is not None:
+            self._left = self._executor.submit(_close_joined, self._joining, tuple(self._ahead))
         self._executor.shutdown(wait=False)
 
     async def __aexit__(self, *_: object) -> None:
@@ -558,29 +666,12 @@ class AsyncSimpleConsumer(OfOneProcess):
         await self.close()
 
 
-def acknowledge_all(
-    consumer: SimpleConsumer, messages: Sequence[ReceivedMessage]
-) -> list[Exception | None]:
-    """Acknowledge messages with one commit; return the problem of each, None where it is durable.
-
-    Raises: ClosedError, StorageError.
-    """
-    problems: list[Exception | None] = []
-    for message in messages:
-        try:
-            consumer.ack(message)
-            problems.append(None)
-        except InvalidReceiptError as problem:
-            problems.append(problem)
-    lost = consumer.commit()
-    return [
-        InvalidReceiptError(message.topic, message.queue_id, message.queue_offset)
-        if problem is None and TopicQueue(message.topic, message.queue_id) in lost
-        else problem
-        for message, problem in zip(messages, problems, strict=True)
-    ]
-
-
-def _close_joined(joining: Future[SimpleConsumer]) -> None:
-    if not joining.cancelled() and joining.exception() is None:
-        joining.result().close()
+def _close_joined(joining: Future[SimpleConsumer], ahead: Sequence[ReceivedMessage]) -> None:
+    if joining.cancelled() or joining.exception() is not None:
+        return
+    consumer = joining.result()
+    try:
+        # As taken and never handed out, which the commit of the end tells the next member.
+        consumer._give_back(ahead)  # noqa: SLF001 - of this file
+    finally:
+        consumer.close()

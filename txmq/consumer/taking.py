@@ -279,12 +279,16 @@ class Delivery(NamedTuple):
     Attributes:
         times: how often the message was handed out, this time included.
         until_ms: it comes again then, by the clock of durations.
-        receipt: another number each time.
+        receipt: another number each time; 0 if no caller of this process has it.
+        is_waiting: whether its time is over, so that it is to be handed out again.
+        is_ahead: whether it was taken for a caller who has not asked for it yet.
     """
 
     times: int
     until_ms: float
     receipt: int
+    is_waiting: bool = False
+    is_ahead: bool = False
 
 
 class QueuePositions:
@@ -352,9 +356,10 @@ class QueuePositions:
 
     def turn(self, queues: Iterable[TopicQueue]) -> None:
         """Note that these queues have had their turn: the others come first the next time."""
-        for queue in dict.fromkeys(queues):
-            if queue in self._positions:
-                self._positions[queue] = self._positions.pop(queue)
+        served = {queue: self._positions[queue] for queue in queues if queue in self._positions}
+        others = {queue: at for queue, at in self._positions.items() if queue not in served}
+        # In one step, for an interrupt between two would lose a position.
+        self._positions = {**others, **served}
 
     def starts(self) -> dict[TopicQueue, int]:
         """Return the first offset of each queue that was not handed out."""
@@ -405,11 +410,9 @@ class QueuePositions:
             if position is not None and queue not in refused and position.epoch == epoch:
                 position.committed = offset
                 position.is_busy = position.is_busy and offset < position.next_offset
-
-    def note_durable(self) -> None:
-        """Note that the group knows all that became of the messages of its queues."""
-        for position in self._positions.values():
-            position.note_durable()
+        for queue, position in self._positions.items():
+            if queue not in refused and position.handled_offset == position.committed:
+                position.note_durable()
 
     def next_offsets(self, topic: str) -> dict[int, int]:
         """Return the first offset of each queue of a topic that may be read."""
@@ -429,7 +432,8 @@ class QueuePositions:
     ) -> None:
         """Go back to these offsets as if they, and what follows, had not been handed out."""
         for queue, offset in first_offsets.items():
-            self._positions[queue].undo(offset, is_busy=queue in busy_before)
+            if position := self._positions.get(queue):
+                position.undo(offset, is_busy=queue in busy_before)
 
     def acknowledge(self, queue: TopicQueue, offset: int) -> None:
         """Note that a message of a queue is over."""
@@ -446,15 +450,30 @@ class QueuePositions:
         for position in self._positions.values():
             position.hand_out_again(now_ms)
 
-    def change_invisible(self, queue: TopicQueue, offset: int, until_ms: float) -> None:
+    def change_invisible(
+        self, queue: TopicQueue, offset: int, until_ms: float, *, is_ahead: bool = False
+    ) -> None:
         """Have a message in hands come again at another time."""
         if position := self._positions.get(queue):
-            position.change_invisible(offset, until_ms)
+            position.change_invisible(offset, until_ms, is_ahead=is_ahead)
 
-    def receive_until(self, until_ms: float) -> None:
+    def give_back(self, queue: TopicQueue, offset: int) -> None:
+        """Have a message in hands come again as if it had not been handed out."""
+        if position := self._positions.get(queue):
+            position.give_back(offset)
+
+    def in_hands(self) -> set[TopicQueue]:
+        """Return the queues of which messages are invisible that were not acknowledged."""
+        return {q for q, position in self._positions.items() if position.has_messages_in_hands}
+
+    def visible_ms(self) -> float:
+        """Return when the last one of the messages in hands comes again; 0 if there are none."""
+        return max((position.visible_ms for position in self._positions.values()), default=0)
+
+    def receive_until(self, until_ms: float, *, is_ahead: bool = False) -> None:
         """Note that the caller has what was taken, which is invisible until then."""
         for position in self._positions.values():
-            position.receive_until(until_ms)
+            position.receive_until(until_ms, is_ahead=is_ahead)
 
     def give_again(
         self, first_offsets: Mapping[TopicQueue, int], *, are_doubtful: bool = True
@@ -578,11 +597,19 @@ class QueuePosition:
         """Return the handing out by which a caller has a message; None if it is over."""
         return None
 
-    def change_invisible(self, offset: int, until_ms: float) -> None:
+    def change_invisible(self, offset: int, until_ms: float, *, is_ahead: bool) -> None:
         """Have a message in hands come again at another time."""
 
-    def receive_until(self, until_ms: float) -> None:
+    def receive_until(self, until_ms: float, *, is_ahead: bool) -> None:
         """Note that the caller has what was taken, which is invisible until then."""
+
+    def give_back(self, offset: int) -> None:
+        """Have a message in hands come again as if it had not been handed out."""
+
+    @property
+    def visible_ms(self) -> float:
+        """When the last one of the messages in hands comes again; 0 if there are none."""
+        return 0
 
     @property
     def first_bytes(self) -> int:

@@ -26,6 +26,7 @@ from txmq.ground.handles import (
 from txmq.listeners.hooks import Hook, Hooks
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.message.names import shown_name
+from txmq.ops.admin.groups import untold_settings
 from txmq.ops.broker_log import BrokerCounts, ReportHandle
 from txmq.ops.brokers import Heartbeat, HeartbeatHandle
 from txmq.ops.metrics.figures import Latencies
@@ -194,6 +195,7 @@ class Broker(OfOneProcess):
         services: dict[str, ServiceHandle] = {}
         watched = WatchedServices(self, services)
         begun_s = time.monotonic()
+        self._tell_untold_settings()
         logger.info("serving %s; %s", self.store.location, _described(self.check_service.listeners))
         try:
             if self._metrics is not None:
@@ -221,6 +223,17 @@ class Broker(OfOneProcess):
         watched.all_run()
         logger.info("ready after %.1f s: %s", time.monotonic() - begun_s, ", ".join(services))
         return BrokerHandle(services)
+
+    def _tell_untold_settings(self) -> None:
+        """Warn of settings of consumer groups that members do not read."""
+        for group, settings in untold_settings(self.store).items():
+            words = " ".join(f"--set {name}={value}" for name, value in sorted(settings.items()))
+            logger.warning(
+                "this broker was given settings of consumer group %s that the store does not keep: "
+                "members that are not given them do not follow them; to keep them: "
+                "txmq groups alter LOCATION %s %s --apply",
+                shown_name(group), shown_name(group), words,
+            )  # fmt: skip
 
     def _heartbeat(self) -> Heartbeat:
         services = [*SERVICES, *(["catalog"] if self.catalog_tables is not None else [])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from txmq.consumer.arguments import (
@@ -14,6 +15,7 @@ from txmq.consumer.arguments import (
     checked_timeout,
     filters_by_topic,
 )
+from txmq.consumer.group import settings_in
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import ConsumeMode
 from txmq.consumer.handlers import ErrorHook, check_function
@@ -240,13 +242,14 @@ class Consumer:
             consumer_group=self._given_group, topics=topics, from_where=from_where,
             from_timestamp=from_timestamp, mode=mode, member_id=member_id, namespace=self.namespace,
         )  # fmt: skip
-        settings = self.store.config.of_consumer_group(subscription.consumer_group)
+        settings = settings_in(self.store, subscription.consumer_group)
         timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
         if settings.consume_message_orderly and mode is ConsumeMode.CLUSTERING:
             name = subscription.consumer_group
             problem = f"group {name} keeps order, and rows of a DataFrame that fail would leave it"
             raise ConfigError([f"{problem}; use PullConsumer, or readStream.format('txmq')"])
-        reader = GroupReader(self.store, subscription, SystemClock(), consume_timeout_s=timeout_s)
+        settings = replace(settings, consume_timeout_s=timeout_s)
+        reader = GroupReader(self.store, subscription, SystemClock(), settings=settings)
         frames = TopicFrames(self.store, spark, subscription.filters, self.namespace)
         return SparkBatches(RangeReader(reader), frames, handler, max_messages, on_error)
 

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from txmq.consumer.arguments import Subscription
+from txmq.consumer.group import settings_in
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import ConsumeMode, TopicCommit, TopicQueue
 from txmq.consumer.offsets import ConsumeFromWhere, TopicOffsets
@@ -384,9 +385,10 @@ class GroupSource:
             namespace=options.namespace,
         )  # fmt: skip
         start = replace(options.start, accepts_losses=not options.fails_on_data_loss)
+        settings = settings_in(topics.store, subscription.consumer_group)
         reader = GroupReader(
             topics.store, replace(subscription, start=start), clock or SystemClock(),
-            consume_timeout_s=CONSUME_TIMEOUT_S,
+            settings=replace(settings, consume_timeout_s=CONSUME_TIMEOUT_S),
         )  # fmt: skip
         self._topics, self._ranges = topics, RangeReader(reader)
         self._handed: list[OffsetRange] = []

@@ -449,13 +449,17 @@ class Config:
         overrides = self.groups.get(producer_group, {})
         return CheckSettings(**{key: overrides.get(key, getattr(self, key)) for key in GROUP_KEYS})
 
-    def of_consumer_group(self, consumer_group: str) -> ConsumeSettings:
-        """Return the settings of a consumer group: those in `consumer_groups`, else the store's.
+    def of_consumer_group(
+        self, consumer_group: str, kept: Mapping[str, Any] | None = None
+    ) -> ConsumeSettings:
+        """Return the settings of a consumer group.
 
         Args:
             consumer_group: the stored name.
+            kept: what the group itself keeps; it comes before `consumer_groups`, and that before
+                what holds for the whole store.
         """
-        own = self.consumer_groups.get(consumer_group, {})
+        own = {**self.consumer_groups.get(consumer_group, {}), **(kept or {})}
         return ConsumeSettings(
             **{key: own.get(key, getattr(self, key)) for key in CONSUMER_GROUP_KEYS}
         )

@@ -28,6 +28,7 @@ from txmq.message.received import (
     first_places,
     note_effect,
     origin_place,
+    receipt_of,
 )
 from txmq.user_data.delta_marker import MarkedTable, PastCommit
 from txmq.user_data.markers import (
@@ -389,6 +390,13 @@ class DeltaInbox:
     def _fresh(
         self, messages: Sequence[ReceivedMessage], table: InboxTable
     ) -> list[ReceivedMessage]:
+        if any(receipt_of(message) for message in messages):
+            problem = (
+                "messages of a SimpleConsumer come again behind later ones of their queue, and this"
+                " inbox rests on their order; use a DatabaseInbox, a MERGE by message_id, or a"
+                " PullConsumer"
+            )
+            raise InboxError(table.location, problem)
         last: dict[str, int] = {}
         for message in messages:
             name, offset = self._mark_of(message), message.queue_offset

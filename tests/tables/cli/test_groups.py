@@ -315,6 +315,23 @@ def test_group_is_deleted_only_with_apply(world: DelayWorld, location: str) -> N
     assert run("groups", "delete", location, GROUP, "--apply").exit_code == 2
 
 
+def test_group_gets_settings_only_with_apply(world: DelayWorld, location: str) -> None:
+    before = table_versions(world.store)
+    changes = ("--set", "max_reconsume_times=3", "--set", "consume_message_orderly=true")
+    dry = told("groups", "alter", location, GROUP, *changes)
+    wanted = {"max_reconsume_times": 3, "consume_message_orderly": True}
+    assert (dry["before"], dry["after"], dry["is_written"]) == ({}, wanted, False)
+    assert table_versions(world.store) == before
+
+    wet = run("groups", "alter", location, GROUP, *changes, "--apply")
+    assert (wet.exit_code, "as the store -> 3" in wet.stdout) == (0, True)
+    last = told("groups", "alter", location, GROUP, "--unset", "max_reconsume_times", "--apply")
+    assert last["after"] == {"consume_message_orderly": True}
+    bodies(location, TOPIC, "--group", GROUP)
+    (summary,) = told("groups", "list", location)["groups"]
+    assert (summary["own"], summary["is_orderly"]) == (last["after"], True)
+
+
 def test_groups_without_a_command_lists_them_and_helps(location: str) -> None:
     bodies(location, TOPIC, "--group", GROUP)
 
@@ -342,6 +359,10 @@ def test_reset_to_an_offset_of_one_queue(location: str) -> None:
         ("consume", TOPIC, "--group", "../../etc"),
         ("lag", "--group", "nobody"),
         ("groups", "delete", "nobody", "--apply"),
+        ("groups", "alter", "nobody", "--set", "max_reconsume_times"),
+        ("groups", "alter", "nobody", "--set", "max_reconsume_times=[1]"),
+        ("groups", "alter", "nobody", "--set", "nothing=1"),
+        ("groups", "alter", "../../etc", "--set", "max_reconsume_times=1"),
         ("offsets", "reset", "nobody", "--topic", TOPIC, "--to", "first"),
     ],
     ids=" ".join,

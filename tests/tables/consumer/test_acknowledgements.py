@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, offsets_of, wake
 from tests.kit.delay_world import TOPIC
-from tests.kit.kills import interrupted
+from tests.kit.kills import interrupted, interrupted_at
 from tests.kit.reading import commits
+from tests.tables.admin.test_rebuild_and_groups import skip
+from tests.tables.consumer.test_restored_topics import forget_ends
 from txmq.consumer.acknowledged import AcknowledgedPosition
 from txmq.consumer.attempts import UNACKNOWLEDGED_MAX, Attempts, Span
 from txmq.consumer.group import group_in
@@ -29,15 +38,23 @@ from txmq.errors import (
     ClosedError,
     ConfigError,
     ConsumerGroupConflictError,
+    InboxError,
     InvalidReceiptError,
     StorageUnavailableError,
+    TopicRestoredError,
 )
+from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
 from txmq.ops.admin.dead_letters import DeadLetters
+from txmq.ops.backup.order import order_faults
+from txmq.ops.backup.positions import sight_of
+from txmq.publish.publisher import Publisher
+from txmq.user_data.delta_inbox import DeltaInbox
 
 QUEUE = TopicQueue(TOPIC, 0)
 AGAIN_MAX, RECONSUME_MAX = 1, 3
 LEASE_S = 10.0
+_INTERRUPTED = ("txmq.consumer.acknowledged", "txmq.consumer.simple")
 
 
 def world_of(folder: Path, **own: Any) -> ConsumerWorld:
@@ -518,7 +535,8 @@ def test_in_order_nothing_is_handed_out_behind_what_is_in_hands(ordered: Consume
     assert received(consumer) == []
     consumer.change_invisible_duration(second, 0)
 
-    assert [m.queue_offset for m in received(consumer, 2)] == [1, 2]
+    assert [m.queue_offset for m in received(consumer, 2)] == [1]
+    assert received(consumer, 2) == []
 
 
 def test_in_order_a_message_stays_in_its_place_until_it_is_a_dead_letter(
@@ -566,7 +584,7 @@ def _fails(*_: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "step"),
     [
-        (GroupReader, "commit"), (GroupReader, "is_owned"), (GroupReader, "work_for"),
+        (GroupReader, "commit"), (GroupReader, "is_owned"), (GroupReader, "work_on"),
         (AcknowledgedPosition, "take"), (AcknowledgedPosition, "receive_until"),
         (GroupReader, "note_received"),
     ],
@@ -599,3 +617,156 @@ def test_threads_acknowledge_while_another_one_waits(world: ConsumerWorld) -> No
     assert len(messages) + len(rest) == 64
     consumer.commit()
     assert offset(world) == 64
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_interrupt_at_any_step_of_a_receive_loses_none(tmp_path: Path, part: int) -> None:
+    files = {sys.modules[name].__file__ or "" for name in _INTERRUPTED}
+    for place in itertools.count(part, 4):
+        world = world_of(tmp_path / str(place), redeliver_in_place_max=9)
+        world.fill(2, queues=1)
+        consumer = member(world)
+        received(consumer)
+        world.send_to(0, "0-2")
+        world.clock.advance(3)
+        wake(consumer)  # type: ignore[arg-type] - a member as others
+        is_interrupted = interrupted_at(place, partial(received, consumer), files)
+        given: set[str] = set()
+        for _ in range(3):
+            world.clock.advance(3)
+            wake(consumer)  # type: ignore[arg-type] - a member as others
+            for message in received(consumer):
+                consumer.ack(message)
+                given.add(message.body.decode())
+        consumer.commit()
+        assert (given, offset(world)) == ({"0-0", "0-1", "0-2"}, 3), place
+        world.close()
+        if not is_interrupted:
+            break
+    assert place > 20
+
+
+# --- what others do -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("are_held", [True, False])
+def test_commit_gives_up_no_queue_whose_messages_are_in_hands(
+    tmp_path: Path,
+    are_held: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    world = world_of(tmp_path)
+    world.topics.create("wide", queue_nums=4)
+    for queue_id in range(4):
+        world.send_to(queue_id, "a", "b", topic="wide")
+    names = {"consumer_group": BILLING, "topics": "wide", "clock": world.clock}
+    first = SimpleConsumer(world.store, **names)
+    messages = received(first, invisible_duration_s=60)
+    second = SimpleConsumer(world.store, **names)
+    for message in messages[: 1 if are_held else None]:
+        first.ack(message)
+    first.commit()
+    for _ in range(4):
+        wake(second)  # type: ignore[arg-type] - a member as others
+        assert received(second) == []
+
+    for message in messages[1:] if are_held else []:
+        first.ack(message)
+    assert first.commit() == frozenset()
+    first.close()
+    second.close()
+    world.close()
+
+
+def test_lease_lives_as_long_as_messages_are_in_hands(tmp_path: Path) -> None:
+    world = world_of(tmp_path, consume_timeout_s=0.01)
+    world.fill(2, queues=1)
+    consumer = member(world)
+    messages = received(consumer, invisible_duration_s=3600)
+    consumer.ack(messages[0])
+    consumer.commit()
+    held = consumer._reader._member
+    assert held._works_until_s > time.monotonic() + 3000
+    consumer.ack(messages[1])
+    received(consumer)
+    assert held._works_until_s <= time.monotonic() + 1
+    world.close()
+
+
+def test_message_that_cannot_be_sent_back_holds_up_no_other(tmp_path: Path) -> None:
+    world = world_of(tmp_path, redeliver_in_place_max=0)
+    world.send_to(0, "bad")
+    world.sent_back.failing = 99
+    consumer = SimpleConsumer(
+        world.store, consumer_group=BILLING, topics=TOPIC, clock=world.clock,
+        sends_back=world.sent_back,
+    )  # fmt: skip
+    received(consumer)
+    world.clock.advance(3)
+    world.send_to(0, "good")
+    wake(consumer)  # type: ignore[arg-type] - a member as others
+    with pytest.raises(OSError, match="no disk"):
+        received(consumer)
+    assert bodies(received(consumer)) == ["good"]
+    with pytest.raises(OSError, match="no disk"):
+        received(consumer)
+
+    world.sent_back.failing = 0
+    assert received(consumer) == []
+    assert [body for body, _, _ in world.sent_back.messages] == [b"bad"]
+    consumer.close()
+    world.close()
+
+
+def test_topic_that_went_back_is_told_though_only_what_is_behind_the_offset_was_read(
+    world: ConsumerWorld,
+) -> None:
+    world.send_to(0, "a")
+    folder = Path(world.store.location, "topics", TOPIC)
+    shutil.copytree(folder, folder.with_name("copy"))
+    world.send_to(0, "b", "c")
+    consumer = member(world)
+    for message in received(consumer)[1:]:
+        consumer.ack(message)
+    consumer.close()
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
+
+    found = order_faults(sight_of(world.store.tables))
+    assert any("its next offset in queue 0 is 3" in str(fault) for fault in found)
+    forget_ends(world.store)
+    Publisher(world.store, clock=world.clock).run_once()
+    world.producer.send([Message(TOPIC, body) for body in (b"d", b"e", b"f")], queue_id=0)
+    Publisher(world.store, clock=world.clock).run_once()
+    with pytest.raises(TopicRestoredError):
+        received(member(world))
+
+
+def test_rebuild_of_what_lies_behind_all_attempts_leaves_the_group(world: ConsumerWorld) -> None:
+    world.send_to(0, *(f"m{n}" for n in range(6)))
+    skip(world, "m2", "m3")
+    consumer = member(world)
+    messages = received(consumer, 2)
+    consumer.ack(messages[1])
+    consumer.close()
+    before = attempts(world)
+
+    world.topics.rebuild(TOPIC, apply=True)
+
+    assert attempts(world) == before == Attempts(2, (Span(0, 1, 1),))
+
+
+def test_inbox_that_rests_on_order_refuses_them(world: ConsumerWorld, tmp_path: Path) -> None:
+    world.fill(1, queues=1)
+    table = str(tmp_path / "bookings")
+    DeltaTable.create(table, pa.schema([("body", pa.string())]))
+    (message,) = received(member(world))
+
+    with pytest.raises(InboxError, match="SimpleConsumer"):
+        DeltaInbox(BILLING, table).apply([message], lambda _: None)
+
+
+def test_foreign_argument_is_refused(world: ConsumerWorld) -> None:
+    consumer = member(world)
+    for wrong in (None, "x", 5, object()):
+        with pytest.raises(ConfigError, match="message must be"):
+            consumer.ack(wrong)  # type: ignore[arg-type] - of callers without types

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.kit.reading import commits
 from txmq import AsyncSimpleConsumer, SimpleConsumer
 from txmq.consumer.group import group_in
 from txmq.consumer.group_rules import TopicQueue
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.errors import (
     ClosedError,
     ConfigError,
@@ -23,6 +25,7 @@ from txmq.errors import (
     StorageUnavailableError,
 )
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.groups import ConsumerGroups
 
 QUEUE = TopicQueue(TOPIC, 0)
 
@@ -111,7 +114,8 @@ def test_loop_leaves_out_what_waited_in_it_past_its_time(world: ConsumerWorld) -
                     world.clock.advance(61)
                 if len(given) == 3:
                     break
-            assert given == [(b"0-0", 0), (b"0-0", 1), (b"0-1", 1)]
+            # The loop never got the second one before.
+            assert given == [(b"0-0", 0), (b"0-0", 1), (b"0-1", 0)]
 
     asyncio.run(story())
 
@@ -161,7 +165,7 @@ def test_commit_that_fails_is_told_to_all_that_wait_for_it(
         async with opened(world) as consumer:
             messages = await consumer.receive()
             with monkeypatch.context() as patch:
-                patch.setattr(SimpleConsumer, "commit", fails)
+                patch.setattr(SimpleConsumer, "_commit", fails)
                 outcomes = await asyncio.gather(
                     *(message.ack() for message in messages), return_exceptions=True
                 )
@@ -202,3 +206,128 @@ def test_wrong_names_are_refused_before_anything_is_opened(world: ConsumerWorld)
         opened(world, member_id="a b")
     with pytest.raises(ConfigError):
         opened(world, topics=[])
+
+
+def test_receive_that_is_cancelled_on_its_way_does_not_count(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(1, queues=1)
+    may_commit, commit = threading.Event(), SimpleConsumer._commit
+
+    def waits(consumer: SimpleConsumer) -> None:
+        may_commit.wait(60)
+        commit(consumer)
+
+    async def story() -> None:
+        async with opened(world) as consumer:
+            with monkeypatch.context() as patch:
+                patch.setattr(SimpleConsumer, "_commit", waits)
+                receiving = asyncio.create_task(consumer.receive())
+                while not receiving.done():
+                    await asyncio.sleep(0.01)
+                    receiving.cancel()
+                    may_commit.set()
+            with pytest.raises(asyncio.CancelledError):
+                await receiving
+            (message,) = await consumer.receive()
+            assert message.reconsume_times == 0
+
+    asyncio.run(story())
+
+
+def test_what_the_loop_never_got_does_not_count(world: ConsumerWorld) -> None:
+    world.fill(5, queues=1)
+
+    async def first(count: int) -> list[int]:
+        times: list[int] = []
+        async with opened(world) as consumer:
+            async for message in consumer:
+                times.append(message.reconsume_times)
+                await message.ack()
+                if len(times) == count:
+                    break
+        return times
+
+    assert [asyncio.run(first(1)) for _ in range(5)] == [[0]] * 5
+
+
+def test_slow_loop_holds_what_it_has_taken_ahead(world: ConsumerWorld) -> None:
+    world.fill(8, queues=1)
+
+    async def story() -> list[int]:
+        times: list[int] = []
+        async with opened(world) as consumer:
+            async for message in consumer:
+                times.append(message.reconsume_times)
+                world.clock.advance(5)
+                await message.ack()
+                if len(times) == 8:
+                    break
+        return times
+
+    assert asyncio.run(story()) == [0] * 8
+
+
+def test_tasks_that_wait_for_messages_hold_up_no_acknowledgement(world: ConsumerWorld) -> None:
+    world.fill(3, queues=1)
+
+    async def story() -> None:
+        async with opened(world) as consumer:
+            messages = await consumer.receive()
+            waiting = [asyncio.create_task(consumer.receive(1, 60, 600)) for _ in range(5)]
+            for message in messages:
+                await message.ack()
+            assert offset(world) == 3
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+
+    asyncio.run(story())
+
+
+def test_wrong_argument_fails_no_acknowledgement_of_others(world: ConsumerWorld) -> None:
+    world.fill(2, queues=1)
+
+    async def story() -> list[Any]:
+        async with opened(world) as consumer:
+            first, second = await consumer.receive()
+            calls = [first.ack(), consumer.ack("x"), first.ack(), second.ack()]  # type: ignore[arg-type] - of callers without types
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    outcomes = [type(outcome) for outcome in asyncio.run(story())]
+    assert outcomes == [type(None), ConfigError, InvalidReceiptError, type(None)]
+    assert offset(world) == 2
+
+
+def test_close_makes_the_acknowledgements_that_wait(world: ConsumerWorld) -> None:
+    world.fill(50, queues=1)
+
+    async def story() -> list[Any]:
+        async with opened(world) as consumer:
+            messages = await consumer.receive(50)
+            acks = [asyncio.create_task(message.ack()) for message in messages]
+            await asyncio.sleep(0)
+            await consumer.close()
+            return await asyncio.gather(*acks, return_exceptions=True)
+
+    outcomes = asyncio.run(story())
+    assert outcomes == [None] * 50
+    assert offset(world) == 50
+
+
+def test_acknowledgement_that_came_too_late_is_told_though_a_receive_came_between(
+    world: ConsumerWorld,
+) -> None:
+    world.fill(1, queues=1)
+
+    async def story() -> None:
+        async with opened(world) as consumer:
+            (message,) = await consumer.receive(1, 100)
+            ConsumerGroups(world.store, clock=world.clock).reset_offsets(
+                BILLING, TOPIC, ConsumeFromWhere.FIRST_OFFSET, apply=True, force=True
+            )
+            with pytest.raises(InvalidReceiptError):
+                await message.ack()
+            assert offset(world) == 0
+
+    asyncio.run(story())

@@ -75,7 +75,7 @@ def test_poll_of_one_message_reads_no_more_than_a_window_ahead(world: ConsumerWo
     for _ in range(6):
         assert len(consumer.poll(1, 0)) == 1
 
-    ahead = consumer._reader._positions._positions.values()
+    ahead = consumer._reader.positions._positions.values()
     assert sum(position.ahead_bytes for position in ahead) <= 2 * WINDOW_BYTES
     assert consumer._reader._readers[TOPIC]._rows.kept_bytes <= 2 * STEP_BYTES
 
@@ -118,14 +118,14 @@ def test_rows_of_a_window_that_was_dropped_are_read_again(world: ConsumerWorld) 
 def test_handler_is_given_batches_of_the_same_bound(world: ConsumerWorld) -> None:
     consumer, seen = world.consumer(), list[str]()
     most: list[int] = []
-    poll = consumer._reader.poll
+    take = consumer._reader.take
 
     def counted(*arguments: object, **more: object) -> object:
-        messages = poll(*arguments, **more)  # type: ignore[arg-type]
+        messages = take(*arguments, **more)  # type: ignore[arg-type]
         most.append(len(messages))
         return messages
 
-    consumer._reader.poll = counted  # type: ignore[assignment]
+    consumer._reader.take = counted  # type: ignore[assignment]
     consumer.run_once(lambda message: seen.append(message.body.decode()))
 
     assert len(seen) == QUEUES * COUNT

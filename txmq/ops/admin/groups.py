@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
-from txmq.consumer.group import ConsumerGroup, group_in
+from txmq.consumer.group import ConsumerGroup, group_in, own_settings
 from txmq.consumer.group_rules import (
     EVERY_QUEUE,
     SHARED,
@@ -36,6 +36,8 @@ from txmq.ground.clock import Clock, SystemClock, affine, follows_storage
 from txmq.ground.results import Plain
 from txmq.message.names import dead_letter_topic, retry_topic, stored_group, stored_topic
 from txmq.ops.admin.topics import delete_topic
+from txmq.store.config import CONSUMER_GROUP_KEYS
+from txmq.store.config_faults import unknown_key
 from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 from txmq.store.tables import CONSUMER_GROUP
@@ -49,7 +51,8 @@ _DAMAGE = (StorageError, StoreFormatError, UnreadableFileError)
 class GroupSummary(Plain):
     """A consumer group; names are stored names, `members` are the living members.
 
-    `is_orderly` says whether a message that fails is tried again in its place.
+    `is_orderly` says whether a message that fails is tried again in its place, `is_acknowledged`
+    whether each message is acknowledged for itself; `own` are the settings that the group keeps.
     """
 
     group: str
@@ -58,6 +61,8 @@ class GroupSummary(Plain):
     members: tuple[str, ...]
     lag: int
     is_orderly: bool = False
+    is_acknowledged: bool = False
+    own: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,16 @@ class OffsetsReset(Plain):
     topic: str
     before: Mapping[int, int]
     after: Mapping[int, int]
+    is_written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAlteration(Plain):
+    """The settings that a group keeps, before and after; `is_written` is false in a dry run."""
+
+    group: str
+    before: Mapping[str, float]
+    after: Mapping[str, float]
     is_written: bool = False
 
 
@@ -177,6 +192,48 @@ class ConsumerGroups:
             return plan
         after = self._reset(group, stored, planned, force=force)
         return replace(plan, after=after, is_written=True)
+
+    def alter(
+        self, consumer_group: str, changes: Mapping[str, object], *, apply: bool = False
+    ) -> GroupAlteration:
+        """Give a group settings of its own; a dry run unless `apply`.
+
+        They come before `consumer_groups` of any settings file, and hold for members that join
+        from then on. A group that nobody has joined yet is made.
+
+        Args:
+            consumer_group: the stored name, or as RocketMQ shows it.
+            changes: values by the names of `ConsumeSettings`; None goes back to what the settings
+                of the process say.
+            apply: write them; without it they are only checked.
+
+        Reads: state/group_<group>. Commits: with `apply` one to `state/group_<group>`, and one more
+        that creates the table of a new group; else 0. A retry sets the same values again.
+
+        Raises:
+            ConfigError: no setting of a group, or a value that it cannot have.
+            ConsumerGroupInUseError: members live, who would disagree about the order.
+            InvalidNameError, StorageError.
+        """
+        name = stored_group(consumer_group)
+        check_changes(changes)
+        group = group_in(self._store, name, create=apply)
+        state = group.read() if group.exists else GroupState()
+        after = altered(state, changes).own
+        if apply:
+            group.change(partial(self._altered, group, changes), self._clock.now_ms())
+        return GroupAlteration(name, dict(state.own), dict(after), apply)
+
+    def _altered(
+        self, group: ConsumerGroup, changes: Mapping[str, object], state: GroupState
+    ) -> GroupState:
+        after = altered(state, changes)
+        of_group = self._store.config.of_consumer_group
+        before_and_after = [of_group(group.name, own).consume_message_orderly
+                            for own in (state.own, after.own)]  # fmt: skip
+        if len(set(before_and_after)) > 1:
+            self._living.check_none(group, state, can_be_forced=False)
+        return after
 
     def delete(self, consumer_group: str, *, apply: bool = False) -> GroupDeletion:
         """Remove the offsets and the retries of a group; a dry run unless `apply`.
@@ -289,12 +346,49 @@ class _OffsetReset:
         return state.undone(self.undo_to, queues)
 
 
+def check_changes(changes: Mapping[str, object]) -> None:
+    """Refuse what is no settings of a group; None takes one away. Raises: ConfigError."""
+    unset = [name for name, value in changes.items() if value is None]
+    if unknown := [name for name in unset if name not in CONSUMER_GROUP_KEYS]:
+        raise ConfigError([unknown_key(name, CONSUMER_GROUP_KEYS) for name in unknown])
+    own_settings({name: value for name, value in changes.items() if value is not None})
+
+
+def altered(state: GroupState, changes: Mapping[str, object]) -> GroupState:
+    """Return a group with other settings of its own; pure. Raises: ConfigError."""
+    own = {name: value for name, value in {**state.own, **changes}.items() if value is not None}
+    after = own_settings(own)
+    return state if after == dict(state.own) else replace(state, own=after)
+
+
+def untold_settings(store: Store) -> dict[str, Mapping[str, object]]:
+    """Return the settings of groups that this process was given, and that members do not read.
+
+    Members read what the store keeps, unless they get the same settings file. 0 commits.
+
+    Raises: StorageError.
+    """
+    if not store.config.consumer_groups:
+        return {}
+    kept = Store.open(store.location).config
+    untold: dict[str, Mapping[str, object]] = {}
+    for name, own in store.config.consumer_groups.items():
+        group = group_in(store, name)
+        known = asdict(kept.of_consumer_group(name, group.read().own if group.exists else {}))
+        if others := {key: value for key, value in own.items() if known[key] != value}:
+            untold[name] = others
+    return untold
+
+
 def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:
     """Sum up a group that was looked at."""
     settings, lag = group.state.settings, sum(queue.lag for queue in group.queues)
     members = tuple(group.state.living(clock.now_ms()))
     subscription = dict(settings.subscription)
-    return GroupSummary(group.name, settings.mode, subscription, members, lag, settings.is_orderly)
+    return GroupSummary(
+        group.name, settings.mode, subscription, members, lag, settings.is_orderly,
+        settings.is_acknowledged, dict(group.state.own),
+    )  # fmt: skip
 
 
 def _queues_to_reset(

@@ -91,9 +91,15 @@ def _publisher(tables: StoreTables) -> PublisherSight:
 
 
 def _offsets(tables: StoreTables, group: str) -> dict[tuple[str, int], int]:
-    """Read the furthest offset of the readers of a group, by topic and queue."""
+    """Read how far the readers of a group have been, by topic and queue."""
+    value = _value(tables, CONSUMER_GROUP + group, GroupValue)
+    # Behind an offset messages may be acknowledged one by one.
+    ends = {
+        topic: {queue: end for queue, (end, _) in by_queue.items()}
+        for topic, by_queue in value.get("attempts", {}).items()
+    }
     furthest: dict[tuple[str, int], int] = {}
-    for by_topic in _value(tables, CONSUMER_GROUP + group, GroupValue).get("offsets", {}).values():
+    for by_topic in (*value.get("offsets", {}).values(), ends):
         for topic, by_queue in by_topic.items():
             for queue, offset in by_queue.items():
                 place = (topic, int(queue))

@@ -76,6 +76,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "txmq consume /data/txmq order-paid --group billing --follow",
     ),
     "groups list": ("txmq groups list /data/txmq",),
+    "groups alter": (
+        "txmq groups alter /data/txmq billing --set max_reconsume_times=3 --apply",
+        "txmq groups alter /data/txmq billing --unset max_reconsume_times --apply",
+    ),
     "groups delete": ("txmq groups delete /data/txmq billing --apply",),
     "lag": ("txmq lag /data/txmq --group billing",),
     "offsets reset": (

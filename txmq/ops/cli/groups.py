@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
+import yaml
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -32,7 +33,13 @@ from txmq.ground.clock import SystemClock, timestamp
 from txmq.message.filter import MessageFilter, parse_filter
 from txmq.message.names import shown_name, stored_name, stored_topic
 from txmq.message.received import ReceivedMessage
-from txmq.ops.admin.groups import ConsumerGroups, GroupDeletion, GroupSummary, OffsetsReset
+from txmq.ops.admin.groups import (
+    ConsumerGroups,
+    GroupAlteration,
+    GroupDeletion,
+    GroupSummary,
+    OffsetsReset,
+)
 from txmq.ops.admin.messages import body_values
 from txmq.ops.cli.shared import (
     AsJson,
@@ -72,7 +79,9 @@ class _ListsByDefault(TyperGroup):
         return super().parse_args(ctx, args if is_command else ["list", *args])
 
 
-groups_app = typer.Typer(cls=_ListsByDefault, help="Consumer groups: look (the default), delete.")
+groups_app = typer.Typer(
+    cls=_ListsByDefault, help="Consumer groups: look (the default), alter, delete."
+)
 
 
 def add_group_commands(app: typer.Typer) -> None:
@@ -100,6 +109,45 @@ def list_groups(location: Location, *, as_json: AsJson = False) -> None:
         result = {"count": len(summaries), "groups": summaries, **damaged.to_dict()}
         show(result, lambda _: _list_view(summaries, _GROUP_COLUMNS, ""), as_json=as_json)
     damaged.end()
+
+
+@groups_app.command("alter")
+def alter(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    group: Annotated[
+        str | None, typer.Argument(help="The consumer group.", show_default=False)
+    ] = None,
+    *,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the group; repeatable."),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Go back to the store's; repeatable."),
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; else only show it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give a group settings of its own, for members that join from then on.
+
+    Without --apply only show what they would be.
+    """
+    location, name = location_and(location, group, "GROUP")
+    changes = {**_set_values(settings or []), **dict.fromkeys(unset or [])}
+    result = ConsumerGroups(open_store(location)).alter(name, changes, apply=apply)
+    show(result, _alteration_view, as_json=as_json)
+
+
+def _set_values(words: Sequence[str]) -> dict[str, object]:
+    """Read `name=value` words. Raises: BadParameter."""
+    values: dict[str, object] = {}
+    for word in words:
+        name, is_pair, text = word.partition("=")
+        if not is_pair:
+            raise typer.BadParameter(f"{word!r} must be NAME=VALUE", param_hint="--set")
+        values[name.strip()] = yaml.safe_load(text)
+    return values
 
 
 @groups_app.command("delete")
@@ -268,6 +316,16 @@ _QUEUE_COLUMNS: Mapping[str, Column] = {
     "lag": "lag",
     "read by": lambda queue: queue.owner or "nobody",
 }
+
+
+def _alteration_view(result: GroupAlteration) -> RenderableType:
+    before, after = result.before, result.after
+    lines = {
+        name: f"{before.get(name, 'as the store')} -> {after.get(name, 'as the store')}"
+        for name in sorted({*before, *after})
+    }
+    outcome = "changed" if result.is_written else "dry run: add --apply to change it"
+    return pairs({"group": shown_name(result.group), **lines, "": outcome})
 
 
 def _deletion_view(result: GroupDeletion) -> RenderableType:
