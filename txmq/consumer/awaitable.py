@@ -288,6 +288,18 @@ class AsyncPullConsumer(OfOneProcess):
         await self._drop_waiting()
         await self._call(self.consumer.seek_to_time, topic, moment)
 
+    async def min_offsets(self, topic: str) -> dict[int, int]:
+        """Return first offsets, as `PullConsumer.min_offsets`."""
+        return await self._call(self.consumer.min_offsets, topic)
+
+    async def max_offsets(self, topic: str) -> dict[int, int]:
+        """Return next offsets, as `PullConsumer.max_offsets`."""
+        return await self._call(self.consumer.max_offsets, topic)
+
+    async def offsets_at(self, topic: str, moment: datetime) -> dict[int, int]:
+        """Return offsets by time, as `PullConsumer.offsets_at`."""
+        return await self._call(self.consumer.offsets_at, topic, moment)
+
     async def lag(self) -> list[QueueLag]:
         """Count what the group has not consumed, as `PullConsumer.lag`."""
         return await self._call(self.consumer.lag)

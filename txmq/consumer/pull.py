@@ -49,6 +49,7 @@ from txmq.listeners.hooks import Hook, Hooks
 from txmq.message.codec import BodyCodec, reading_codec
 from txmq.message.names import topic_in_namespace, unwrapped
 from txmq.message.received import ReceivedMessage
+from txmq.store.catalog import TopicCatalog
 from txmq.store.store import Store, check_store
 
 
@@ -130,6 +131,45 @@ class MovableMember(OfOneProcess):
             self._reader.keep_up()
             offsets = TopicOffsets(self.store, stored).at(self._reader.queues_of(stored), at_ms)
             self._reader.seek({TopicQueue(stored, q): offset for q, offset in offsets.items()})
+
+    def min_offsets(self, topic: str) -> dict[int, int]:
+        """Return the first offset of each queue that retention has left; 0 commits.
+
+        Args:
+            topic: one of the topics of this consumer; all its queues are looked at, whoever has
+                them.
+
+        Raises: InvalidNameError, ConfigError, ClosedError, ConcurrentUseError, StorageError.
+        """
+        with self._use.begin():
+            offsets, queues = self._offsets_of(topic)
+            return offsets.first(queues)
+
+    def max_offsets(self, topic: str) -> dict[int, int]:
+        """Return the offset that the next message of each queue will get; as `min_offsets`."""
+        with self._use.begin():
+            offsets, queues = self._offsets_of(topic)
+            return offsets.end(queues)
+
+    def offsets_at(self, topic: str, moment: datetime) -> dict[int, int]:
+        """Return the first offset of each queue that was stored at a moment or later.
+
+        Of a queue without such a message the next offset; as `min_offsets`.
+
+        Args:
+            topic: one of the topics of this consumer.
+            moment: a time with a time zone.
+        """
+        with self._use.begin():
+            at_ms = moment_ms(moment)
+            offsets, queues = self._offsets_of(topic)
+            return offsets.at(queues, at_ms)
+
+    def _offsets_of(self, topic: str) -> tuple[TopicOffsets, range]:
+        stored = self._subscribed(topic)
+        offsets = TopicOffsets(self.store, stored)
+        declared = TopicCatalog(self.store).queue_count(stored)
+        return offsets, range(max(declared, offsets.queue_count()))
 
     def _owned(self, topic: str, queue_id: int) -> TopicQueue:
         self._reader.keep_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ from txmq.consumer.member import GroupMember, LeaseRenewal
 from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.send_back import SendBack
-from txmq.errors import TopicNotFoundError
+from txmq.errors import ConfigError, TopicNotFoundError
 from txmq.ground.clock import SystemClock
 from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
@@ -758,3 +758,21 @@ def test_consumer_in_a_namespace_reads_its_topics_and_shows_them_without_it(
     assert TopicQueue(TOPIC, 0) in consumer.assignment
     consumer.seek(TOPIC, message.queue_id, 0)
     assert bodies(drained(consumer)) == ["theirs"]
+
+
+def test_consumer_says_where_queues_begin_and_end(world: ConsumerWorld) -> None:
+    world.topics.create(TOPIC, queue_nums=3)
+    world.send_to(0, "a", "b")
+    world.clock.advance(10)
+    moment = world.now
+    world.send_to(0, "c")
+    world.send_to(1, "d")
+    consumer = world.consumer()
+
+    assert consumer.min_offsets(TOPIC) == {0: 0, 1: 0, 2: 0}
+    assert consumer.max_offsets(TOPIC) == {0: 3, 1: 1, 2: 0}
+    assert consumer.offsets_at(TOPIC, moment) == {0: 2, 1: 0, 2: 0}
+    with pytest.raises(ConfigError):
+        consumer.max_offsets("other")
+    with pytest.raises(ConfigError):
+        consumer.offsets_at(TOPIC, datetime(2026, 1, 1))  # noqa: DTZ001 - as it is refused
