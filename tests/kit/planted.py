@@ -498,6 +498,11 @@ def group_beyond_its_topic(vandal: Vandal, _: str) -> None:
     vandal.set_register("group_readers", {"offsets": {"": {"stock": {"0": 99}}}})
 
 
+def group_handed_out_beyond_its_topic(vandal: Vandal, _: str) -> None:
+    value = {"offsets": {"": {"stock": {"0": 0}}}, "attempts": {"stock": {"0": [99, [[0, 1, 1]]]}}}
+    vandal.set_register("group_packers", value)
+
+
 def not_in_the_open_set(vandal: Vandal, own_id: str) -> None:
     table = vandal.store.tables.open_set().refresh()
     rows = table.rows.read(table.files.all(), OPEN_SET.columns.names)
@@ -584,6 +589,12 @@ BUGS = (
     Bug(commit_of_halves_that_differ, ("I28",)),
     Bug(commit_of_what_retention_took, ("I28",), of="plain", subject=FORGOTTEN_ID),
     Bug(group_beyond_its_topic, ("I29",), of="plain", subject="state/group_readers stock/0"),
+    Bug(
+        group_handed_out_beyond_its_topic,
+        ("I29",),
+        of="plain",
+        subject="state/group_packers stock/0",
+    ),
     Bug(not_in_the_open_set, ("I30",)),
     Bug(topic_beyond_the_settled_log, ("I21",), of="offset_gap", subject="topics/odd"),
     # The last one, for others move the mark.

@@ -169,7 +169,9 @@ def _claimed(delay: Mapping[str, Any], op_id: str) -> dict[str, int]:
 
 
 def _offsets(name: str, group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for by_topic in group.get("offsets", {}).values():
+    attempts = group.get("attempts", {}).items()
+    ends = {topic: {q: handed[0] for q, handed in queues.items()} for topic, queues in attempts}
+    for by_topic in [*group.get("offsets", {}).values(), ends]:
         for topic, by_queue in by_topic.items():
             for queue, offset in by_queue.items():
                 row = {"topic": topic, "queue": queue, "next_offset": offset}

@@ -349,11 +349,18 @@ class _Registers:
 
 
 def _offsets(group: Mapping[str, Any]) -> list[GroupOffset]:
-    """List the next offsets of a group, and of each member where each reads all messages."""
-    readers = group.get("offsets", {})
+    """List how far a group is, and each member where each reads all messages.
+
+    That is the next offset, and where messages are acknowledged one by one also the end of what was
+    handed out.
+    """
+    handed = {
+        topic: {queue: end for queue, (end, _) in by_queue.items()}
+        for topic, by_queue in group.get("attempts", {}).items()
+    }
     return [
         GroupOffset(topic, queue, offset)
-        for by_topic in readers.values()
+        for by_topic in (*group.get("offsets", {}).values(), handed)
         for topic, by_queue in by_topic.items()
         for queue, offset in by_queue.items()
     ]
