@@ -6,7 +6,7 @@ import enum
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from txmq.consumer.arguments import check_reads
@@ -33,6 +33,7 @@ class ConsumeStatus(enum.Enum):
 
 
 Handler = Callable[[ReceivedMessage], "ConsumeStatus | None"]
+ListHandler = Callable[[list[ReceivedMessage]], "ConsumeStatus | None"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 ErrorHook = Callable[[ReceivedMessage, BaseException], object]
 
@@ -81,61 +82,81 @@ def checked_on_error(on_error: ErrorHook | None) -> ErrorHook | None:
 
 
 class MessageHandler:
-    """A handler of single messages with its hook for failures.
+    """A handler of messages with its hook for failures.
 
-    A failure is logged with its traceback and the id of the message; txmq logs no body.
+    A failure is logged with its traceback and the ids of the messages; txmq logs no body.
     """
 
     def __init__(
-        self, handler: Handler, on_error: ErrorHook | None = None, watch: ProcessWatch | None = None
+        self,
+        handler: Handler | ListHandler,
+        on_error: ErrorHook | None = None,
+        watch: ProcessWatch | None = None,
+        *,
+        batch_max_size: int | None = None,
     ) -> None:
-        """Check the handler; `watch` hears of each call. Raises: ConfigError."""
-        check_function("handler", handler)
-        self._handler, self._on_error = handler, on_error
-        self._watch = watch or ProcessWatch()
+        """Check the handler; `watch` hears of each call. Raises: ConfigError.
 
-    def failure_of(self, message: ReceivedMessage) -> str | BaseException | None:
-        """Call the handler; return why it failed on the message, or None if it handled it.
+        With `batch_max_size` it is called with lists of so many messages at most.
+        """
+        check_function("handler", handler)
+        self._handler: Callable[[Any], object] = handler
+        self._on_error, self._gets_lists = on_error, batch_max_size is not None
+        self._watch, self.batch_max_size = watch or ProcessWatch(), batch_max_size or 1
+
+    def failure_of(self, messages: Sequence[ReceivedMessage]) -> str | BaseException | None:
+        """Call the handler; return why it failed on the messages, or None if it handled them.
 
         Raises: KeyboardInterrupt, SystemExit, GeneratorExit of the handler.
         """
         try:
-            with self._watch.processing(message) as running:
-                status: object = self._handler(message)
+            with self._watch.processing(messages[0]) as running:
+                status: object = self._handler([*messages] if self._gets_lists else messages[0])
                 if status is not None and status is not ConsumeStatus.SUCCESS:
                     running.answered(ConsumeStatus.RECONSUME_LATER.value)
         except ENDS:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler may fail in any way
-            self.report(message, error)
+            self.report(messages, error)
             return error
         if isinstance(status, ConsumeStatus) and status is not ConsumeStatus.SUCCESS:
-            logger.info("%r comes again later", message)
+            logger.info("%s comes again later", _named(messages))
             return str(status.value)
         wrong = wrong_result(status)
         if wrong is None:
             return None
-        self.report(message, wrong, logging.ERROR)
+        self.report(messages, wrong, logging.ERROR)
         return str(wrong)
 
     def report(
-        self, message: ReceivedMessage, error: BaseException, level: int = logging.WARNING
+        self,
+        messages: Sequence[ReceivedMessage],
+        error: BaseException,
+        level: int = logging.WARNING,
     ) -> None:
-        """Write a failure into the log, and call the hook with it."""
-        logger.log(level, "%r is sent back", message, exc_info=error)
-        call_on_error(self._on_error, message, error)
+        """Write a failure into the log, and call the hook with it for each message."""
+        logger.log(level, "%s is sent back", _named(messages), exc_info=error)
+        for message in messages:
+            call_on_error(self._on_error, message, error)
 
-    def report_aside(self, message: ReceivedMessage, error: BaseException) -> None:
+    def report_aside(self, messages: Sequence[ReceivedMessage], error: BaseException) -> None:
         """Report as `report` does, but in a thread of its own, so the hook may hang or exit."""
-        arguments = (message, error, logging.ERROR)
+        arguments = (messages, error, logging.ERROR)
         name = "txmq-consumer-on-error"
         threading.Thread(target=self._report_all, args=arguments, name=name, daemon=True).start()
 
-    def _report_all(self, message: ReceivedMessage, error: BaseException, level: int) -> None:
+    def _report_all(
+        self, messages: Sequence[ReceivedMessage], error: BaseException, level: int
+    ) -> None:
         try:
-            self.report(message, error, level)
+            self.report(messages, error, level)
         except ENDS:
-            logger.exception("on_error ended its thread for %r", message)
+            logger.exception("on_error ended its thread for %s", _named(messages))
+
+
+def _named(messages: Sequence[ReceivedMessage]) -> str:
+    more = f" and {len(messages) - 1:,} behind it" if len(messages) > 1 else ""
+    return f"{messages[0]!r}{more}"
 
 
 def call_on_error(

@@ -13,6 +13,7 @@ from typing import Any, Self
 from txmq.consumer.arguments import (
     Subscription,
     Topics,
+    check_max_messages,
     check_poll,
     checked_queue,
     checked_threads,
@@ -27,6 +28,7 @@ from txmq.consumer.handlers import (
     Function,
     Handler,
     HandlersByTopic,
+    ListHandler,
     MessageHandler,
     ProcessWatch,
     checked_on_error,
@@ -464,7 +466,12 @@ class PullConsumer(MovableMember):
         """
         return self._by_topic.on(topic, model)
 
-    def run_once(self, handler: Handler | None = None) -> ConsumeResult:
+    def run_once(
+        self,
+        handler: Handler | ListHandler | None = None,
+        *,
+        consume_message_batch_max_size: int | None = None,
+    ) -> ConsumeResult:
         """Give all visible messages to a handler, one after the other, and commit.
 
         If the handler raises, or returns RECONSUME_LATER, the message is sent back before the next
@@ -482,22 +489,36 @@ class PullConsumer(MovableMember):
         Args:
             handler: called with each message; None or ConsumeStatus.SUCCESS means handled. It must
                 not be async. The functions of `on` if it is left out.
+            consume_message_batch_max_size: the handler is called with lists of so many messages of
+                one queue at most. What it says of a list holds for all its messages; in a group
+                that keeps order the first one is tried again in its place, with those behind it.
 
         Returns:
             How many messages the handler was given, and how many of them were sent back.
 
         Raises: ConfigError for a handler that cannot be called; as `poll` and `send_back`.
         """
-        push = self._push(handler)
+        push = self._push(handler, consume_message_batch_max_size)
         with self._use.begin():
             return push.drain()
 
-    def _push(self, handler: Handler | None) -> MessagePush:
+    def _push(
+        self, handler: Handler | ListHandler | None, batch_max_size: int | None
+    ) -> MessagePush:
+        if batch_max_size is not None:
+            check_max_messages(batch_max_size, "consume_message_batch_max_size")
+            if handler is None:
+                raise ConfigError(["functions of `on` are given one message; pass a handler"])
         chosen = self._by_topic.handler() if handler is None else handler
-        checked = MessageHandler(chosen, self._on_error, self._watch)
+        checked = MessageHandler(chosen, self._on_error, self._watch, batch_max_size=batch_max_size)
         return MessagePush(self._reader, checked, self.clock, self._settings)
 
-    def start(self, handler: Handler | None = None) -> ConsumerHandle:
+    def start(
+        self,
+        handler: Handler | ListHandler | None = None,
+        *,
+        consume_message_batch_max_size: int | None = None,
+    ) -> ConsumerHandle:
         """Run as `run_once` in new threads until `stop()` of the handle.
 
         There are `consume_threads`; each has messages of one queue at a time, so queues are handled
@@ -509,13 +530,14 @@ class PullConsumer(MovableMember):
 
         Args:
             handler: as in `run_once`; it is called from the new threads.
+            consume_message_batch_max_size: as in `run_once`.
 
         Returns:
             The handle, which stops the threads and counts the messages.
 
         Raises: ConfigError, ClosedError, ConcurrentUseError.
         """
-        push, use = self._push(handler), self._use.begin()
+        push, use = self._push(handler, consume_message_batch_max_size), self._use.begin()
         handle = ConsumerHandle(self.consumer_group, push, partial(self._end_push, use))
         try:
             self._handle = handle

@@ -6,6 +6,7 @@ goes on with what is behind it. A lock says which of the two is first.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -317,7 +318,7 @@ class MessagePush:
                 with self._lock:
                     message = batch.next_message(reader.is_owned, reader.send_back)
                 if message is not None:
-                    self._serve(batch, message)
+                    self._serve(batch, batch.together(self._handler.batch_max_size))
                 if reader.is_commit_due:
                     self._commit(batch)
             with self._lock:
@@ -341,13 +342,13 @@ class MessagePush:
             self._batches = [other for other in self._batches if other is not batch]
             self._has_freed.set()
 
-    def _serve(self, batch: Batch, message: ReceivedMessage) -> None:
+    def _serve(self, batch: Batch, messages: Sequence[ReceivedMessage]) -> None:
         """Call the handler. Raises: CallGivenUpError."""
         self._begin_watch()
-        call = _Call(batch, message, elapsed_ms(self._clock), threading.current_thread())
+        call = _Call(batch, messages, elapsed_ms(self._clock), threading.current_thread())
         try:
             self._calls.append(call)
-            failure = self._handler.failure_of(message)
+            failure = self._handler.failure_of(messages)
         finally:
             interrupt: BaseException | None = None
             # An interrupt may come at any step: once it is over, nobody gives the call up.
@@ -368,18 +369,22 @@ class MessagePush:
         with self._lock:
             # A message whose handler was interrupted is handed out again.
             if not call.is_failed:
-                self._finish(batch, failure)
+                self._finish(call, failure)
             batch.add_to_turn(elapsed_ms(self._clock) - call.begun_ms, self._turn_ms)
 
-    def _finish(self, batch: Batch, failure: str | BaseException | None) -> None:
-        """Note what became of the next message; in order it stays the next one of its queue."""
-        reader, (queue, message) = self._reader, batch.first
-        tries = reader.tries(queue, message.queue_offset) if reader.is_orderly else self._max_times
-        if failure is None or tries >= self._max_times or not reader.is_owned(queue):
-            batch.finish(failure, reader.is_owned, tries if reader.is_orderly else 0)
-            return
-        batch.leave_in_place()
-        reader.fail_in_place(queue, message.queue_offset, self._suspend_s)
+    def _finish(self, call: _Call, failure: str | BaseException | None) -> None:
+        """Note what became of the messages of a call; in order the first one stays the next."""
+        reader, batch = self._reader, call.batch
+        for message in call.messages:
+            queue, _ = batch.first
+            tries = reader.tries(queue, message.queue_offset) if reader.is_orderly else 0
+            is_final = not reader.is_orderly or tries >= self._max_times
+            if failure is not None and not is_final and reader.is_owned(queue):
+                # Those behind it wait with it.
+                batch.leave_in_place()
+                reader.fail_in_place(queue, message.queue_offset, self._suspend_s)
+                return
+            batch.finish(failure, reader.is_owned, tries)
 
     # --- calls that hang --------------------------------------------------------------------
 
@@ -410,9 +415,9 @@ class MessagePush:
         reader, batch = self._reader, call.batch
         if not call.is_failed:
             error = ConsumeTimeoutError(self._timeout_s)
-            self._finish(batch, error)
+            self._finish(call, error)
             call.is_failed = True
-            self._handler.report_aside(call.message, error)
+            self._handler.report_aside(call.messages, error)
         batch.send_back(reader.send_back)
         self._calls.remove(call)
         batch.is_given_up = True
@@ -454,7 +459,7 @@ class _Call:
     """One call of the handler."""
 
     batch: Batch
-    message: ReceivedMessage
+    messages: Sequence[ReceivedMessage]
     begun_ms: int
     thread: threading.Thread
     is_failed: bool = False
@@ -493,6 +498,12 @@ class Batch:
     def first(self) -> QueueMessage:
         """The message that is next, with its queue."""
         return self._waiting[0]
+
+    def together(self, count: int) -> list[ReceivedMessage]:
+        """Return the next message and those right behind it in its queue, `count` at most."""
+        queue, _ = self.first
+        waiting = itertools.islice(self._waiting, count)
+        return [m for _, m in itertools.takewhile(lambda next_: next_[0] == queue, waiting)]
 
     @property
     def is_done(self) -> bool:

@@ -394,3 +394,91 @@ def test_consumer_whose_handler_hangs_too_often_ends_and_leaves_its_group(
     assert isinstance(handle.exception, ConsumeTimeoutError)
     assert bodies(drained(world.consumer())) == ["behind it"]
     handler.go_on.set()
+
+
+# --- handlers of lists ----------------------------------------------------------------------------
+
+
+def test_handler_gets_lists_of_one_queue_in_its_order(world: ConsumerWorld) -> None:
+    world.fill(5, queues=2)
+    lists: list[list[str]] = []
+
+    result = world.consumer().run_once(
+        lambda messages: lists.append(bodies(messages)), consume_message_batch_max_size=3
+    )
+
+    assert lists == [["0-0", "0-1", "0-2"], ["0-3", "0-4"], ["1-0", "1-1", "1-2"], ["1-3", "1-4"]]
+    assert result.consumed == 10
+
+
+def test_list_that_fails_is_sent_back_as_a_whole(world: ConsumerWorld) -> None:
+    world.send_to(0, "a", "b", "c")
+    failed: list[str] = []
+    consumer = world.consumer(on_error=lambda message, _: failed.append(message.body.decode()))
+
+    def handle(messages: list[ReceivedMessage]) -> None:
+        if messages[0].body == b"a":
+            raise ValueError
+
+    result = consumer.run_once(handle, consume_message_batch_max_size=2)
+
+    assert (result.consumed, result.sent_back) == (3, 2)
+    assert [body for body, _, _ in world.sent_back.messages] == [b"a", b"b"]
+    assert failed == ["a", "b"]
+    assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 3
+
+
+def test_list_whose_call_hangs_is_given_up_as_a_whole(world: ConsumerWorld) -> None:
+    world.send_to(0, "a", "b", "c")
+    hangs, go_on, lists = threading.Event(), threading.Event(), list[list[str]]()
+
+    def handle(messages: list[ReceivedMessage]) -> None:
+        lists.append(bodies(messages))
+        if messages[0].body == b"a":
+            hangs.set()
+            go_on.wait(60)
+
+    handle_ = world.consumer(consume_timeout_s=TIMEOUT_S).start(
+        handle, consume_message_batch_max_size=2
+    )
+    assert hangs.wait(30)
+    let_time_pass(world)
+    wait_until(lambda: ["c"] in lists)
+    handle_.stop()
+    go_on.set()
+
+    assert [body for body, _, _ in world.sent_back.messages] == [b"a", b"b"]
+    assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 3
+
+
+def test_in_order_a_list_that_fails_comes_again_from_its_first_message(tmp_path: Path) -> None:
+    own = {"consume_message_orderly": True, "suspend_current_queue_time_s": 0.0}
+    world = ConsumerWorld(tmp_path, queues=1, consumer_groups={BILLING: own})
+    world.fill(5, queues=1)
+    lists: list[tuple[list[str], int]] = []
+
+    def handle(messages: list[ReceivedMessage]) -> ConsumeStatus | None:
+        lists.append((bodies(messages), messages[0].reconsume_times))
+        fails = lists[-1] == (["0-2", "0-3"], 0)
+        return ConsumeStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT if fails else None
+
+    consumer = world.consumer()
+    consumer.run_once(handle, consume_message_batch_max_size=2)
+    consumer.run_once(handle, consume_message_batch_max_size=2)
+
+    assert lists == [
+        (["0-0", "0-1"], 0), (["0-2", "0-3"], 0), (["0-2", "0-3"], 1), (["0-4"], 0),
+    ]  # fmt: skip
+    assert world.sent_back.messages == []
+    world.close()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])
+def test_wrong_size_of_lists_is_refused(world: ConsumerWorld, wrong: Any) -> None:
+    for run in (world.consumer().run_once, world.consumer().start):
+        with pytest.raises(ConfigError, match="consume_message_batch_max_size"):
+            run(lambda _: None, consume_message_batch_max_size=wrong)
+    consumer = world.consumer()
+    consumer.on(TOPIC)(lambda _: None)
+    with pytest.raises(ConfigError, match="given one message"):
+        consumer.run_once(consume_message_batch_max_size=2)
