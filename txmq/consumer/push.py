@@ -358,7 +358,8 @@ class MessagePush:
                     with self._lock:
                         self._hanging -= batch.is_given_up and not call.has_come_back
                         call.has_come_back = True
-                        self._calls = [other for other in self._calls if other is not call]
+                        if call in self._calls:
+                            self._calls.remove(call)
                         call.is_over = True
                 except BaseException as error:  # noqa: BLE001 - raised below
                     interrupt = error
@@ -501,7 +502,9 @@ class Batch:
 
     def together(self, count: int) -> list[ReceivedMessage]:
         """Return the next message and those right behind it in its queue, `count` at most."""
-        queue, _ = self.first
+        queue, message = self.first
+        if count == 1:
+            return [message]
         waiting = itertools.islice(self._waiting, count)
         return [m for _, m in itertools.takewhile(lambda next_: next_[0] == queue, waiting)]
 
