@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from txmq.consumer.group import group_in, group_names
@@ -34,6 +34,7 @@ class QueueLag:
         end_offset: the offset that the next message of the queue will get.
         acknowledged: messages behind `next_offset` that are consumed, where each message is
             acknowledged for itself.
+        unacknowledged: messages that were handed out there and are not consumed.
     """
 
     group: str
@@ -44,6 +45,12 @@ class QueueLag:
     next_offset: int
     end_offset: int
     acknowledged: int = 0
+    unacknowledged: int = 0
+
+    @property
+    def handed_offset(self) -> int:
+        """The offset after the last message that is consumed, or was handed out."""
+        return self.next_offset + self.acknowledged + self.unacknowledged
 
     @property
     def lag(self) -> int:
@@ -133,11 +140,12 @@ class ConsumerLag:
         by = state.owners.get(queue)
         member = reader if state.is_broadcasting else None if by is None else by.member_id
         owner = member if member in state.living(self._clock.now_ms()) else None
-        end, attempts = self._end(queue), state.attempts.get(queue)
-        return QueueLag(
-            group, queue.topic, queue.queue_id, reader, owner, offset, end,
-            0 if attempts is None else attempts.acknowledged(),
-        )  # fmt: skip
+        lag = QueueLag(group, queue.topic, queue.queue_id, reader, owner, offset, self._end(queue))
+        attempts = state.attempts.get(queue)
+        if attempts is None or not state.settings.is_acknowledged:
+            return lag
+        handed, over = attempts.end - offset, attempts.acknowledged()
+        return replace(lag, acknowledged=over, unacknowledged=handed - over)
 
     def _end(self, queue: TopicQueue) -> int:
         if queue.topic not in self._offsets:

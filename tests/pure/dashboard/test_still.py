@@ -95,3 +95,17 @@ def test_queue_that_gets_messages_after_a_pause_is_in_no_trouble() -> None:
     assert still.seen([QUEUE], 900.0) == {KEY: 400.0}
     still.seen([replace(QUEUE, end_offset=QUEUE.next_offset)], 1_000.0)
     assert still.seen([QUEUE], 1_010.0) == {KEY: 10.0}
+
+
+def test_a_queue_whose_messages_are_all_in_hands_stands_not_still() -> None:
+    still = StillQueues()
+    held = replace(QUEUE, acknowledged=2, unacknowledged=4)
+    still.seen([held], 10.0)
+
+    assert still.seen([held], 500.0) == {}
+    # One more came, which nobody was handed out since.
+    more = replace(held, end_offset=10)
+    still.seen([more], 510.0)
+    assert still.seen([more], 600.0) == {KEY: 100.0}
+    # It goes on behind the hole.
+    assert still.seen([replace(more, unacknowledged=5, end_offset=12)], 700.0) == {KEY: 0.0}

@@ -502,6 +502,7 @@ def test_lag_counts_what_is_not_acknowledged(world: ConsumerWorld) -> None:
     (lag,) = [at for at in lag_of_group(world.store, BILLING, world.clock) if at.topic == TOPIC]
 
     assert (lag.next_offset, lag.end_offset, lag.lag) == (0, 5, 2)
+    assert (lag.acknowledged, lag.unacknowledged, lag.handed_offset) == (3, 1, 4)
 
 
 @pytest.mark.parametrize(

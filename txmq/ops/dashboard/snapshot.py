@@ -215,7 +215,7 @@ class _Standing(NamedTuple):
 
     Attributes:
         owner: its member.
-        offset: its next offset.
+        offset: the next one that it hands out.
         since_s: since when it has had messages, and stood there.
         moved_s: when it was seen to move the last three times, newest first; 0 if never.
         passed_s: when it was seen first that its member had passed it over since then, if it has.
@@ -229,11 +229,16 @@ class _Standing(NamedTuple):
 
     def seen(self, queue: QueueLag, owner: str, at_s: float) -> _Standing:
         """Return where the queue stands now."""
-        if queue.next_offset != self.offset:
-            return _Standing(owner, queue.next_offset, at_s, (at_s, *self.moved_s[:2]))
-        since_s = self.since_s if queue.lag else at_s
-        passed_s = self.passed_s if queue.lag and owner == self.owner else None
+        if queue.handed_offset != self.offset:
+            return _Standing(owner, queue.handed_offset, at_s, (at_s, *self.moved_s[:2]))
+        since_s = self.since_s if _has_fresh(queue) else at_s
+        passed_s = self.passed_s if _has_fresh(queue) and owner == self.owner else None
         return self._replace(owner=owner, since_s=since_s, passed_s=passed_s)
+
+
+def _has_fresh(queue: QueueLag) -> bool:
+    """Tell whether messages wait that nobody was handed out."""
+    return queue.end_offset > queue.handed_offset
 
 
 class StillQueues:
@@ -258,9 +263,9 @@ class StillQueues:
         for queue in lags:
             if queue.owner is not None:
                 key = QueueKey(queue.group, queue.topic, queue.queue_id, queue.reader)
-                before = self._standing.get(key, _Standing(queue.owner, queue.next_offset, at_s))
+                before = self._standing.get(key, _Standing(queue.owner, queue.handed_offset, at_s))
                 by_member[queue.group, queue.owner][key] = before.seen(queue, queue.owner, at_s)
-                if queue.lag:
+                if _has_fresh(queue):
                     waiting.add(key)
         still_s: dict[QueueKey, float] = {}
         self._standing = {}
