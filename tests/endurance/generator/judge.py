@@ -337,7 +337,7 @@ def _waiting(world: World, role: str) -> set[str]:
         waiting |= {
             body
             for body, at_s in zip(bodies, due_s, strict=True)
-            if world.simulation.now_s < at_s <= _latest_retry_s(world, role, body)
+            if world.ledger.read_s < at_s <= _latest_retry_s(world, role, body)
         }
     return waiting
 

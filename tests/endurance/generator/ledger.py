@@ -95,6 +95,7 @@ class Ledger:
             whether it has returned; in their order.
         acknowledged: what is acknowledged, and must not be handed out again.
         came_again: what was handed out all the same.
+        read_s: when the groups read for the last time what waits for its time.
         failed: by group, when members failed on each body, by the true time.
         ahead_s: by the role of members, how far ahead one of their clocks has been.
         emptied: topics from which operators let messages be removed.
@@ -136,6 +137,7 @@ class Ledger:
     calls: list[tuple[str, int, int, bool]] = field(default_factory=list)
     acknowledged: set[str] = field(default_factory=set)
     came_again: list[Place] = field(default_factory=list)
+    read_s: float = 0.0
     has_foreign_rows: bool = False
     looks: list[str] = field(default_factory=list)
     shown_earlier: dict[str, set[tuple[str, int, int]]] = field(default_factory=dict)

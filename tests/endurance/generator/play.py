@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,12 +62,18 @@ def _heal(world: World, roles: set[str]) -> None:
             world.end_all()
         if turn == len(HEALING) - 1:
             world.ledger.errors.clear()
-        is_last = turn == len(HEALING) - 1
-        for round_ in (ROUNDS, AGAIN, AGAIN) if is_last else (ROUNDS,):
-            world.simulation.sleep(PAUSES_S[pause])
-            for do, who in round_:
-                if do not in ("consume", "receive") or role_of(who) in roles:
-                    world.play(Step(do, who))
+        world.simulation.sleep(PAUSES_S[pause])
+        _play(world, ROUNDS, roles)
+    world.ledger.read_s = world.simulation.now_s
+    for _ in range(2):
+        world.simulation.sleep(PAUSES_S[HEALING[0]])
+        _play(world, AGAIN, roles)
+
+
+def _play(world: World, round_: Sequence[tuple[str, str]], roles: set[str]) -> None:
+    for do, who in round_:
+        if do not in ("consume", "receive") or role_of(who) in roles:
+            world.play(Step(do, who))
 
 
 @contextmanager
