@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -16,10 +17,9 @@ from txmq.consumer.group_rules import (
     TopicQueue,
 )
 from txmq.consumer.leases import Membership, Sighting
-from txmq.errors import ConsumerGroupFullError, StoreFormatError
-from txmq.message.names import check_stored_group, retry_topic
+from txmq.errors import ConfigError, ConsumerGroupFullError, StoreFormatError
+from txmq.message.names import check_stored_group, retry_topic, shown_name
 from txmq.store.config import (
-    CONSUMER_GROUP_KEYS,
     RECONSUME_TIMES_MAX,
     Config,
     ConsumeSettings,
@@ -32,7 +32,9 @@ from txmq.store.topic_settings import MAX_QUEUE_NUMS
 
 # A group is one value, which each member reads whole and writes again with each renewal.
 MEMBERS_MAX = 10_000
-_FLAGS = frozenset(["consume_message_orderly"])
+# Settings that a group keeps, also those that only a later txmq knows.
+OWN_MAX = 100
+logger = logging.getLogger(__name__)
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -112,7 +114,7 @@ def settings_in(store: Store, consumer_group: str) -> ConsumeSettings:
     """
     group = group_in(store, consumer_group)
     kept = group.read().own if group.exists else {}
-    return store.config.of_consumer_group(consumer_group, kept)
+    return store.config.of_consumer_group(consumer_group, usable_settings(kept, consumer_group))
 
 
 def own_settings(values: Mapping[str, object]) -> dict[str, Any]:
@@ -120,6 +122,20 @@ def own_settings(values: Mapping[str, object]) -> dict[str, Any]:
     if not values:
         return {}
     return dict(Config(consumer_groups={"group": values}).consumer_groups["group"])
+
+
+def usable_settings(own: Mapping[str, Any], consumer_group: str = "") -> dict[str, Any]:
+    """Return the settings that a group keeps, without what this txmq cannot use: that is logged.
+
+    A later txmq may keep others, and other values.
+    """
+    usable: dict[str, Any] = {}
+    for name, value in own.items():
+        try:
+            usable |= own_settings({name: value})
+        except ConfigError as error:
+            logger.warning("group %s keeps what is not used: %s", shown_name(consumer_group), error)
+    return usable
 
 
 def group_names(store: Store) -> list[str]:
@@ -150,7 +166,7 @@ class GroupValue(TypedDict):
     orderly: NotRequired[int]
     acknowledged: NotRequired[int]
     attempts: NotRequired[Mapping[str, Mapping[QueueNumber, Attempts]]]
-    own: NotRequired[Mapping[str, float]]
+    own: NotRequired[Annotated[Mapping[Name, Any], AtMost(OWN_MAX)]]
     followed: NotRequired[Mapping[Name, Mapping[str, Mapping[QueueNumber, tuple[int, int]]]]]
 
 
@@ -174,7 +190,7 @@ def value_of(state: GroupState) -> dict[str, Any]:
             {queue: [at.end, list(map(list, at.spans))] for queue, at in state.attempts.items()}
         ),
         "epoch": state.epoch,
-        "own": {name: state.own[name] * 1 for name in sorted(state.own)},
+        "own": dict(state.own),
     }
 
 
@@ -205,17 +221,9 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
         owners={queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
         replays=dict(_flat(value["replays"])),
         attempts=dict(_attempts_in(value)),
-        own=_own_in(value.get("own", {})),
+        own=dict(value.get("own", {})),
         epoch=value["epoch"],
     )
-
-
-def _own_in(kept: Mapping[str, float]) -> dict[str, Any]:
-    """Read the settings of a group; those that a later txmq wrote are left out."""
-    values: dict[str, Any] = {key: kept[key] for key in CONSUMER_GROUP_KEYS if key in kept}
-    # A register knows numbers alone.
-    flags = {key: bool(value) for key, value in values.items() if key in _FLAGS}
-    return own_settings({**values, **flags})
 
 
 def _attempts_in(value: Mapping[str, Any]) -> Iterable[tuple[TopicQueue, Attempts]]:

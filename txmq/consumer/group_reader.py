@@ -208,10 +208,21 @@ class GroupReader:
         """Whether the last commit is a third of a lease ago."""
         return time.monotonic() - self._committed_s >= self._renewal_s
 
-    def is_owned(self, queue: TopicQueue) -> bool:
-        """Tell whether the member has had a queue without a break since it took messages of it."""
+    def is_owned(self, queue: TopicQueue, epoch: int | None = None) -> bool:
+        """Tell whether the member has had a queue without a break since it took messages of it.
+
+        Several threads may take: another one may have noticed that the queue was lost and came
+        back. Then the `epoch` of the messages is an older one.
+        """
         position = self.positions.get(queue)
-        return position is not None and self._member.held.epochs.get(queue) == position.epoch
+        if position is None or self._member.held.epochs.get(queue) != position.epoch:
+            return False
+        return epoch is None or epoch == position.epoch
+
+    def epochs_of(self, queues: Iterable[TopicQueue]) -> dict[TopicQueue, int]:
+        """Return in which epoch the member got each of these queues that it takes messages of."""
+        positions = {queue: self.positions.get(queue) for queue in queues}
+        return {queue: at.epoch for queue, at in positions.items() if at is not None}
 
     def queues_of(self, topic: str) -> list[int]:
         """List the ids of the queues of a topic that the member has, sorted."""
@@ -318,11 +329,12 @@ class GroupReader:
         *,
         without: Collection[TopicQueue] = (),
         is_of_one_queue: bool = False,
+        threads: int = 1,
     ) -> list[QueueMessage]:
         """Take at most `count` messages that are visible, each queue in its order; 0 commits.
 
         The queues come in turn; `of_a_queue` as in `poll`. Takes nothing of the queues `without`,
-        and of one queue alone if it is told so.
+        and of one queue alone if it is told so. So many `threads` share `consume_batch_bytes`.
 
         They hold at most `consume_batch_bytes` together, but for a single message.
 
@@ -331,9 +343,9 @@ class GroupReader:
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError.
         """
+        room_bytes = self._store.config.consume_batch_bytes // threads
         batch = partial(
-            HandedMessages, count, self._store.config.consume_batch_bytes, of_a_queue or count,
-            is_of_one_queue=is_of_one_queue,
+            HandedMessages, count, room_bytes, of_a_queue or count, is_of_one_queue=is_of_one_queue
         )  # fmt: skip
         self._taking.take(batch, partial(self.servable, without))
         if self.is_orderly:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from txmq.consumer.attempts import Attempts
 from txmq.consumer.leases import Membership, Sighting, sightings
@@ -128,7 +128,7 @@ class GroupState:
             that have failed in their place, or that nobody has acknowledged.
         epoch: grows when a member joins or a queue changes hands, so that an old owner never
             equals a new one.
-        own: settings that an operator gave the group; see `ConsumeSettings`.
+        own: settings that an operator gave the group, as they are kept; see `usable_settings`.
     """
 
     settings: GroupSettings = field(default_factory=GroupSettings)
@@ -141,7 +141,7 @@ class GroupState:
     seen: Mapping[str, Sighting] = field(default_factory=dict)
     followed: Mapping[str, Followed] = field(default_factory=dict)
     attempts: Mapping[TopicQueue, Attempts] = field(default_factory=dict)
-    own: Mapping[str, float] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     # --- questions --------------------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class GroupState:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody has joined the group, or it was deleted."""
-        return not (self.settings.subscription or self.offsets or self.members)
+        """Whether nobody has joined the group or given it settings, or it was deleted."""
+        return not (self.settings.subscription or self.offsets or self.members or self.own)
 
     def living(self, now_ms: int) -> list[str]:
         """List the members that live as far as this clock can say, sorted; for people to look at.

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from txmq.consumer.attempts import Attempts
 from txmq.consumer.group import ConsumerGroup
@@ -28,7 +28,7 @@ from txmq.consumer.group_rules import (
 from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
 from txmq.delta.failures import in_one_line
-from txmq.errors import MessagesExpiredError, StorageError
+from txmq.errors import ConsumerGroupConflictError, MessagesExpiredError, StorageError
 from txmq.ground.clock import Clock, affine
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.store.catalog import TopicCatalog
@@ -204,6 +204,7 @@ class GroupMember:
         self._me, gone = _NOBODY, self._watch.gone(state.members)
         if self.member_id in state.members and self.member_id not in gone:
             return state
+        self._check_order(state)
         self._group.check_room(state, self.member_id, self.settings.mode, gone)
         after = state.joined(
             self._group.name, self.member_id, self.settings, self._queues(), gone=gone,
@@ -211,6 +212,14 @@ class GroupMember:
         )  # fmt: skip
         self._me = Owner(self.member_id, after.epoch)
         return self._with_starts(after.shared_out(self._me, ()))
+
+    def _check_order(self, state: GroupState) -> None:
+        """Refuse to join by settings that an operator has changed since they were read."""
+        is_orderly = state.own.get("consume_message_orderly")
+        if is_orderly in (None, self.settings.is_orderly) or self._is_broadcasting:
+            return
+        now = replace(self.settings, is_orderly=bool(is_orderly))
+        raise ConsumerGroupConflictError(self._group.name, str(now), str(self.settings))
 
     def _warn_of_namesake(self, *, is_member: bool) -> None:
         if not is_member and not self._has_warned:

@@ -526,7 +526,7 @@ class PullConsumer(MovableMember):
         other calls raise ConcurrentUseError. Errors of the store are logged, and they go on;
         ConsumerGroupConflictError ends them. A call of the handler that takes longer than
         `consume_timeout_s` is given up: its message is sent back, and another thread goes on; after
-        20 calls that never return the consumer ends.
+        20 calls for each thread that never return the consumer ends.
 
         Args:
             handler: as in `run_once`; it is called from the new threads.

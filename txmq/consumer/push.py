@@ -12,14 +12,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.group_rules import TopicQueue, replay_of
 from txmq.consumer.handlers import MessageHandler, RunEndedError
 from txmq.consumer.send_back import FailedMessage
 from txmq.consumer.taking import QueueMessage, first_handed, first_offsets
-from txmq.errors import ConsumerGroupConflictError, ConsumeTimeoutError, TxmqError
+from txmq.errors import (
+    ConsumerGroupConflictError,
+    ConsumeTimeoutError,
+    EnvironmentProblemError,
+    TxmqError,
+)
 from txmq.ground.clock import Clock, elapsed_ms
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.ground.results import Sum
@@ -32,7 +39,7 @@ PUSH_POLL_S = 0.2
 FAILURE_PAUSE_S = 1.0
 STOP_LOOK_S = 0.05
 HANGING_LOOK_S = 0.2
-# RocketMQ's consumeThreadMax: with so many calls that hang, the consumer ends.
+# RocketMQ's consumeThreadMax: with so many calls that hang, for each thread, the consumer ends.
 HANGING_MAX = 20
 Send = Callable[[Sequence[FailedMessage]], int]
 
@@ -80,11 +87,14 @@ class ConsumerHandle(ThreadHandle):
 
     def begin(self) -> None:
         """Start the threads. Raises: EnvironmentProblemError."""
+        # Before them, for at the end of the process what began last is ended first.
+        self._push.begin_watch()
         super().begin()
         for _ in range(1, self._push.threads):
             self._add_thread()
 
-    def _add_thread(self) -> None:
+    def _add_thread(self) -> bool:
+        """Start one more thread; return whether there is room for it in this process."""
         thread = self._new_thread()
         with self._changing:
             self._threads.add(thread)
@@ -93,10 +103,17 @@ class ConsumerHandle(ThreadHandle):
             except RuntimeError as error:
                 self._threads.discard(thread)
                 logger.warning("group %s has a thread less: %s", self._group, error)
+                return False
+        return True
 
     def stop(self) -> None:
-        """Stop after the calls of the handler on their way, or after their consume timeout."""
+        """Stop after the calls of the handler on their way, or after their consume timeout.
+
+        A handler may call it: its own call is among the last ones.
+        """
         self._stopping.set()
+        if threading.current_thread() in self._threads:
+            return
         # Another thread may take over from one that hangs.
         while running := self._running():
             running[0].join(STOP_LOOK_S)
@@ -125,15 +142,22 @@ class ConsumerHandle(ThreadHandle):
 
     def _go_on(self, given_up: threading.Thread, result: ConsumeResult) -> None:
         """Have another thread take over from one whose handler hangs."""
-        thread = self._new_thread()
         with self._changing:
             self.total += result
             self._failure = self._failure or self._push.hangs_too_often
             if self._failure is not None:
                 self._stopping.set()
+        is_taken_over = self._add_thread()
+        with self._changing:
             self._threads.discard(given_up)
-            self._threads.add(thread)
-            thread.start()
+            is_over = not (is_taken_over or self._threads)
+        if is_over:
+            self._failure = self._failure or EnvironmentProblemError(
+                "no thread could be started to take over from a handler that hangs",
+                "Free some threads of this process, and start the consumer again.",
+            )
+            self._push.end()
+            self._finish_all()
 
     def _turns(self) -> None:
         try:
@@ -147,23 +171,35 @@ class ConsumerHandle(ThreadHandle):
 
     def _turn(self) -> None:
         try:
-            result = self._push.turn(self._stop_is_asked)
-            with self._changing:
-                self.total += result
+            self._push.turn(self._stop_is_asked, self._count)
         except ConsumerGroupConflictError:
             raise
         except (TxmqError, OSError) as error:
             logger.error("group %s goes on after: %s", self._group, error)  # noqa: TRY400 - it says all
             self._push.pause(self._stop_is_asked)
 
+    def _count(self, result: ConsumeResult) -> None:
+        with self._changing:
+            self.total += result
+
     def _end(self) -> None:
         """Commit, once all others have ended."""
         with self._changing:
             own = threading.current_thread()
-            if own not in self._threads or len(self._threads) > 1:
-                self._threads.discard(own)
+            if own not in self._threads:
                 return
+            is_last = len(self._threads) == 1
+            if not is_last:
+                self._threads.discard(own)
+        if not is_last:
+            # The last one may have a call that takes long.
+            with suppress(TxmqError, OSError):
+                self._push.commit()
+            return
         self._push.end()
+        self._finish_all()
+
+    def _finish_all(self) -> None:
         try:
             self._finish(self._failure is not None)
         except (TxmqError, OSError) as error:
@@ -230,20 +266,27 @@ class MessagePush:
             logger.info("a handler that took too long has come back; its message was sent back")
         return batch.result
 
-    def turn(self, stopping: threading.Event) -> ConsumeResult:
+    def turn(self, stopping: threading.Event, count: Callable[[ConsumeResult], object]) -> None:
         """Wait a moment for messages and push them, until `stopping` is set, also by the handler.
+
+        `count` is told what became of them, also after an error.
 
         Raises: CallGivenUpError if another thread has taken over.
         """
         batch = self._next_batch(stopping)
         if batch is None:
-            return ConsumeResult()
+            return
         try:
             self._push(batch, stopping)
         except RunEndedError:
+            if batch.is_given_up:
+                raise CallGivenUpError from None
             # What was handled before counts.
             stopping.set()
-        return batch.result
+        finally:
+            # Whoever gave the call up has counted.
+            if not batch.is_given_up:
+                count(batch.result)
 
     def pause(self, stopping: threading.Event) -> None:
         """Have no thread take messages for a moment, after an error of the store."""
@@ -258,7 +301,7 @@ class MessagePush:
         """Stop looking for calls that hang: none is under way, or will be."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.stop()
+            watch.end()
 
     # --- taking -----------------------------------------------------------------------------
 
@@ -293,11 +336,12 @@ class MessagePush:
                 return None
             messages = self._reader.take(
                 self._of_a_queue if is_of_one_queue else PUSH_MESSAGES, self._of_a_queue,
-                without=self._queues(), is_of_one_queue=is_of_one_queue,
+                without=self._queues(), is_of_one_queue=is_of_one_queue, threads=self.threads,
             )  # fmt: skip
             if not messages:
                 return None
-            batch = Batch(messages, self._reader.replays)
+            epochs = self._reader.epochs_of({queue for queue, _ in messages})
+            batch = Batch(messages, self._reader.replays, epochs)
             self._batches.append(batch)
             return batch
 
@@ -306,7 +350,19 @@ class MessagePush:
 
     def _unhandled(self) -> dict[TopicQueue, int]:
         """Return the first offset that is not handled of each queue that a thread has."""
-        return {q: offset for batch in self._batches for q, offset in batch.unhandled().items()}
+        return {q: offset for batch in self._batches for q, offset in self._left_of(batch).items()}
+
+    def _left_of(self, batch: Batch) -> dict[TopicQueue, int]:
+        """Return the first offset that is not handled of each queue, but of those that came back.
+
+        Where a queue was lost and came back, the member is at the offset of who had it meanwhile.
+        """
+        now = self._reader.epochs_of(batch.queues)
+        left = batch.unhandled().items()
+        return {q: offset for q, offset in left if now.get(q) in (None, batch.epochs.get(q))}
+
+    def _owns(self, batch: Batch, queue: TopicQueue) -> bool:
+        return self._reader.is_owned(queue, batch.epochs.get(queue))
 
     # --- pushing ----------------------------------------------------------------------------
 
@@ -316,11 +372,13 @@ class MessagePush:
         try:
             while not (batch.is_done or (stopping is not None and stopping.is_set())):
                 with self._lock:
-                    message = batch.next_message(reader.is_owned, reader.send_back)
+                    message = batch.next_message(partial(self._owns, batch), reader.send_back)
                 if message is not None:
                     self._serve(batch, batch.together(self._handler.batch_max_size))
                 if reader.is_commit_due:
-                    self._commit(batch)
+                    with self._lock:
+                        batch.send_back(reader.send_back)
+                        self.commit()
             with self._lock:
                 batch.send_back(reader.send_back)
             are_doubtful = False
@@ -329,22 +387,22 @@ class MessagePush:
             if not batch.is_given_up:
                 self._give_again(batch, are_doubtful=are_doubtful)
 
-    def _commit(self, batch: Batch) -> None:
+    def commit(self) -> None:
+        """Commit what all threads have handled: one commit. Raises: StorageError."""
         with self._lock:
-            batch.send_back(self._reader.send_back)
             self._reader.commit(self._unhandled())
 
     def _give_again(self, batch: Batch, *, are_doubtful: bool = True) -> None:
         """Have what was not handled handed out again, to any thread."""
         with self._lock:
-            self._reader.give_again(batch.unhandled(), are_doubtful=are_doubtful)
+            self._reader.give_again(self._left_of(batch), are_doubtful=are_doubtful)
             self._reader.note_received()
             self._batches = [other for other in self._batches if other is not batch]
             self._has_freed.set()
 
     def _serve(self, batch: Batch, messages: Sequence[ReceivedMessage]) -> None:
         """Call the handler. Raises: CallGivenUpError."""
-        self._begin_watch()
+        self.begin_watch()
         call = _Call(batch, messages, elapsed_ms(self._clock), threading.current_thread())
         try:
             self._calls.append(call)
@@ -376,20 +434,22 @@ class MessagePush:
     def _finish(self, call: _Call, failure: str | BaseException | None) -> None:
         """Note what became of the messages of a call; in order the first one stays the next."""
         reader, batch = self._reader, call.batch
+        is_owned = partial(self._owns, batch)
         for message in call.messages:
             queue, _ = batch.first
             tries = reader.tries(queue, message.queue_offset) if reader.is_orderly else 0
             is_final = not reader.is_orderly or tries >= self._max_times
-            if failure is not None and not is_final and reader.is_owned(queue):
+            if failure is not None and not is_final and is_owned(queue):
                 # Those behind it wait with it.
                 batch.leave_in_place()
                 reader.fail_in_place(queue, message.queue_offset, self._suspend_s)
                 return
-            batch.finish(failure, reader.is_owned, tries)
+            batch.finish(failure, is_owned, tries)
 
     # --- calls that hang --------------------------------------------------------------------
 
-    def _begin_watch(self) -> None:
+    def begin_watch(self) -> None:
+        """Look for calls that hang, in a thread of its own."""
         if self._watch is not None:
             return
         with self._lock:
@@ -436,7 +496,8 @@ class MessagePush:
     @property
     def hangs_too_often(self) -> ConsumeTimeoutError | None:
         """The error that ends a consumer whose calls hang in too many threads."""
-        return ConsumeTimeoutError(self._timeout_s) if self._hanging >= HANGING_MAX else None
+        is_too_often = self._hanging >= HANGING_MAX * self.threads
+        return ConsumeTimeoutError(self._timeout_s) if is_too_often else None
 
 
 class _HangingLook(ThreadHandle):
@@ -445,6 +506,13 @@ class _HangingLook(ThreadHandle):
     def __init__(self, push: MessagePush, interval_s: float) -> None:
         super().__init__("consumer-hanging", interval_s, first_s=interval_s)
         self._push = push
+
+    def end(self) -> None:
+        """Stop, also where it is this thread itself that finds nobody left to look at."""
+        if threading.current_thread() is self._thread:
+            self._stopping.set()
+        else:
+            self.stop()
 
     def _turn(self) -> None:
         try:
@@ -476,12 +544,18 @@ class Batch:
 
     Attributes:
         queues: the queues of its messages.
+        epochs: in which epoch of its group the member got each of them.
         is_given_up: whether another thread goes on with what is left of it.
     """
 
-    def __init__(self, messages: Iterable[QueueMessage], replays: Mapping[TopicQueue, int]) -> None:
+    def __init__(
+        self,
+        messages: Iterable[QueueMessage],
+        replays: Mapping[TopicQueue, int],
+        epochs: Mapping[TopicQueue, int],
+    ) -> None:
         """Take messages; `replays` says how often the group went back in a queue on purpose."""
-        self._waiting, self._replays = deque(messages), replays
+        self._waiting, self._replays, self.epochs = deque(messages), replays, epochs
         self.queues = frozenset(queue for queue, _ in self._waiting)
         self._failed: list[tuple[TopicQueue, FailedMessage]] = []
         self._left_out: dict[TopicQueue, ReceivedMessage] = {}

@@ -107,6 +107,11 @@ class SimpleConsumer(MovableMember):
             codec=reading_codec(body_codec, requires_encoded=require_encoded),
         )  # fmt: skip
 
+    @property
+    def is_orderly(self) -> bool:
+        """Whether the group keeps order."""
+        return self._reader.is_orderly
+
     # --- receiving --------------------------------------------------------------------------
 
     def receive(
@@ -295,12 +300,18 @@ class SimpleConsumer(MovableMember):
             Whether it is still in hand: else it comes again.
         """
         with self._use.begin():
-            for other in (message, *ahead):
-                queue = self._queue_in_hand(other)
-                if queue is not None:
-                    seconds = self._settings.invisible_duration_s
-                    self._hold(queue, other, seconds, is_ahead=other is not message)
+            self._hold_all([message], is_ahead=False)
+            self._hold_all(ahead, is_ahead=True)
             return self._queue_in_hand(message) is not None
+
+    def _hold_all(self, messages: Iterable[ReceivedMessage], *, is_ahead: bool) -> None:
+        """Hold those of the messages that are still in hand from now on."""
+        with self._use.begin():
+            for message in messages:
+                if queue := self._queue_in_hand(message):
+                    self._hold(
+                        queue, message, self._settings.invisible_duration_s, is_ahead=is_ahead
+                    )
 
     def _give_back(self, messages: Iterable[ReceivedMessage]) -> None:
         """Have messages that no caller got come again, as if they had not been handed out."""
@@ -566,15 +577,34 @@ class AsyncSimpleConsumer(OfOneProcess):
         try:
             while True:
                 while self._ahead:
-                    message = self._ahead.popleft()
                     # What waits here too long comes again.
-                    if await self._call(self.consumer._begin, message, tuple(self._ahead)):  # noqa: SLF001 - of this file
+                    if message := await self._next_ahead():
                         return message
                 invisible_s = self.consumer._checked_invisible(None)  # noqa: SLF001 - of this file
                 taken = await self._received(POLL_MESSAGES, invisible_s, 1.0, is_ahead=True)
                 self._ahead.extend(taken)
         except ClosedError:
             raise StopAsyncIteration from None
+
+    async def _next_ahead(self) -> AwaitableMessage | None:
+        """Take the first message that was taken ahead; None if it is not in hand any more."""
+        message, consumer = self._ahead.popleft(), self.consumer
+        begin = partial(consumer._begin, message, tuple(self._ahead))  # noqa: SLF001 - of this file
+        beginning = self._executor.submit(begin)
+        try:
+            is_in_hand = await asyncio.wrap_future(beginning)
+        except asyncio.CancelledError:
+            # The caller does not get it, so it stays the first one.
+            self._ahead.appendleft(message)
+            if not self._is_closed:
+                self._executor.submit(partial(consumer._hold_all, [message], is_ahead=True))  # noqa: SLF001 - of this file
+            raise
+        if not is_in_hand and consumer.is_orderly:
+            # What is behind it comes after it.
+            rest = tuple(self._ahead)
+            self._ahead.clear()
+            await self._call(consumer._give_back, rest)  # noqa: SLF001 - of this file
+        return message if is_in_hand else None
 
     # --- acknowledging ----------------------------------------------------------------------
 

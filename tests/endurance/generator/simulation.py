@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,8 +177,10 @@ class Simulation:
 
     def _stamp_file(self, path: Path) -> None:
         moment_ns = int(self.now_s * 1e9)
-        if path.is_file() and path.stat().st_mtime > _REAL_TIME_S:
-            os.utime(path, ns=(moment_ns, moment_ns))
+        # A thread that renews a lease may have put a draft in its place meanwhile.
+        with suppress(FileNotFoundError):
+            if path.is_file() and path.stat().st_mtime > _REAL_TIME_S:
+                os.utime(path, ns=(moment_ns, moment_ns))
 
     # --- time ---------------------------------------------------------------------------------
 

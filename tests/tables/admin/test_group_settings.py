@@ -14,10 +14,11 @@ import pytest
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, fail
 from tests.kit.delay_world import TOPIC
 from txmq import AsyncPullConsumer, Broker, SimpleConsumer, Store
+from txmq.consumer import pull
 from txmq.consumer.group import group_in, settings_in
 from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.send_back import SendBack
-from txmq.errors import ConfigError, ConsumerGroupInUseError, StoreFormatError
+from txmq.errors import ConfigError, ConsumerGroupConflictError, ConsumerGroupInUseError
 from txmq.ops.admin.dead_letters import DeadLetters
 from txmq.ops.admin.groups import ConsumerGroups, GroupAlteration
 from txmq.store.config import ConsumeSettings
@@ -171,22 +172,84 @@ def test_list_shows_them_and_deletion_forgets_them(world: ConsumerWorld) -> None
     assert settings(world) == world.store.config.of_consumer_group(BILLING)
 
 
-@pytest.mark.parametrize("wrong", [{"pull_batch_size": -3}, {"consume_timeout_s": 1e400}])
-def test_settings_that_no_txmq_wrote_are_told(world: ConsumerWorld, wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"pull_batch_size": -3}, {"consume_timeout_s": "soon"}, {"from_the_future": {"a": [1]}},
+        {"consume_threads": 5_000}, {"max_reconsume_times": 3.5},
+    ],
+)  # fmt: skip
+def test_what_this_version_cannot_use_is_left_out_and_kept(
+    world: ConsumerWorld, foreign: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     world.consumer().close()
     group = group_in(world.store, BILLING)
-    group.change(lambda state: replace(state, own=wrong), 0)
+    own = {**foreign, "suspend_current_queue_time_s": 7.0}
+    group.change(lambda state: replace(state, own=own), 0)
 
-    with pytest.raises(StoreFormatError):
-        settings(world)
-
-
-def test_settings_of_a_later_txmq_are_left_out(world: ConsumerWorld) -> None:
+    expected = replace(
+        world.store.config.of_consumer_group(BILLING), suspend_current_queue_time_s=7.0
+    )
+    assert settings(world) == expected
+    assert caplog.records
     world.consumer().close()
-    group = group_in(world.store, BILLING)
-    group.change(lambda state: replace(state, own={"from_the_future": 3, "pull_batch_size": 5}), 0)
+    assert group_in(world.store, BILLING).read().own == own
+    (name,) = foreign
+    alter(world, {"invisible_duration_s": 9})
+    assert group_in(world.store, BILLING).read().own[name] == foreign[name]
 
-    assert settings(world).pull_batch_size == 5
+
+def test_broker_starts_though_a_group_of_its_settings_cannot_be_read(world: ConsumerWorld) -> None:
+    world.consumer().close()
+    log = Path(world.store.location, "state", f"group_{BILLING}", "_delta_log")
+    max(log.glob("*.json")).write_bytes(b"")
+    own = {BILLING: {"max_reconsume_times": 2}}
+    store = world.store.with_settings(world.store.config.replace(consumer_groups=own))
+
+    with Broker(store).start() as running:
+        assert running.is_alive
+
+
+def test_order_is_not_changed_under_members_whatever_the_operator_has_in_a_file(
+    world: ConsumerWorld,
+) -> None:
+    world.consumer()
+    own = {BILLING: {"consume_message_orderly": True}}
+    store = world.store.with_settings(world.store.config.replace(consumer_groups=own))
+    groups = ConsumerGroups(store, clock=world.clock)
+    for apply in (False, True):
+        with pytest.raises(ConsumerGroupInUseError):
+            groups.alter(BILLING, {"consume_message_orderly": True}, apply=apply)
+
+
+def test_member_that_knows_an_older_order_does_not_join(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = settings(world)
+    alter(world, {"consume_message_orderly": True})
+    with monkeypatch.context() as patch:
+        patch.setattr(pull, "settings_in", lambda *_: old)
+        with pytest.raises(ConsumerGroupConflictError, match="in order"):
+            world.consumer()
+    world.consumer()
+
+
+def test_group_that_nobody_has_joined_is_listed_and_deleted(world: ConsumerWorld) -> None:
+    alter(world, SHOWN)
+    groups = ConsumerGroups(world.store, clock=world.clock)
+    (summary,) = groups.list()
+    assert (summary.group, summary.own, summary.lag) == (BILLING, SHOWN, 0)
+
+    deletion = groups.delete(BILLING, apply=True)
+
+    assert deletion.own == SHOWN
+    assert groups.list() == []
+
+
+@pytest.mark.parametrize("wrong", [None, ["max_reconsume_times"], "max_reconsume_times=3"])
+def test_changes_that_are_no_mapping_are_refused(world: ConsumerWorld, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="changes"):
+        alter(world, wrong)
 
 
 def test_broker_tells_of_settings_that_members_do_not_read(

@@ -361,6 +361,7 @@ def test_reset_to_an_offset_of_one_queue(location: str) -> None:
         ("groups", "delete", "nobody", "--apply"),
         ("groups", "alter", "nobody", "--set", "max_reconsume_times"),
         ("groups", "alter", "nobody", "--set", "max_reconsume_times=[1]"),
+        ("groups", "alter", "nobody", "--set", "max_reconsume_times=[1"),
         ("groups", "alter", "nobody", "--set", "nothing=1"),
         ("groups", "alter", "../../etc", "--set", "max_reconsume_times=1"),
         ("offsets", "reset", "nobody", "--topic", TOPIC, "--to", "first"),

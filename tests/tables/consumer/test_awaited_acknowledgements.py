@@ -331,3 +331,44 @@ def test_acknowledgement_that_came_too_late_is_told_though_a_receive_came_betwee
             assert offset(world) == 0
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_orderly", [True, False])
+def test_message_that_a_cancelled_loop_was_about_to_get_stays_the_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_orderly: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    own = {BILLING: {"consume_message_orderly": is_orderly}}
+    world = ConsumerWorld(tmp_path, queues=1, consumer_groups=own)
+    world.fill(3, queues=1)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    may_begin, begin, begins = threading.Event(), SimpleConsumer._begin, asyncio.Event()
+
+    def waits(consumer: SimpleConsumer, *arguments: Any) -> bool:
+        loop.call_soon_threadsafe(begins.set)
+        may_begin.wait(60)
+        return begin(consumer, *arguments)
+
+    async def story() -> list[tuple[bytes, int]]:
+        nonlocal loop
+        loop, given = asyncio.get_running_loop(), list[tuple[bytes, int]]()
+        async with opened(world) as consumer:
+            with monkeypatch.context() as patch:
+                patch.setattr(SimpleConsumer, "_begin", waits)
+                asking = asyncio.create_task(anext(consumer))
+                await begins.wait()
+                asking.cancel()
+                may_begin.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            async for message in consumer:
+                given.append((message.body, message.reconsume_times))
+                await message.ack()
+                if len(given) == 3:
+                    break
+        return given
+
+    assert asyncio.run(story()) == [(b"0-0", 0), (b"0-1", 0), (b"0-2", 0)]
+    world.close()

@@ -17,8 +17,10 @@ from tests.kit.delay_world import TOPIC
 from tests.kit.reading import wait_until
 from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.handlers import ConsumeStatus
-from txmq.errors import ConfigError, ConsumeTimeoutError
+from txmq.consumer.pull import PullConsumer
+from txmq.errors import ConfigError, ConsumeTimeoutError, EnvironmentProblemError
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.groups import ConsumerGroups
 
 QUEUES, TIMEOUT_S = 4, 5.0
 
@@ -278,7 +280,7 @@ def test_argument_comes_before_the_setting(world: ConsumerWorld) -> None:
 def test_consumer_whose_handlers_hang_too_often_ends(
     world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.consumer.push.HANGING_MAX", 3)
+    monkeypatch.setattr("txmq.consumer.push.HANGING_MAX", 1)
     world.fill(2, queues=QUEUES)
     handler = Handler(*(f"{queue_id}-0" for queue_id in range(QUEUES)))
     handle = world.consumer(consume_timeout_s=TIMEOUT_S).start(handler)
@@ -288,3 +290,171 @@ def test_consumer_whose_handlers_hang_too_often_ends(
 
     assert isinstance(handle.exception, ConsumeTimeoutError)
     handler.go_on.set()
+
+
+# --- what others do meanwhile ---------------------------------------------------------------------
+
+
+def lose_and_get_again(world: ConsumerWorld, consumer: PullConsumer, offset: int) -> None:
+    """As where others had queue 0 meanwhile, and handled all up to an offset."""
+    queue = TopicQueue(TOPIC, 0)
+    before = consumer._reader.epochs_of([queue])
+    groups = ConsumerGroups(world.store, clock=world.clock)
+    groups.reset_offsets(BILLING, TOPIC, {0: offset}, apply=True, force=True)
+    wait_until(lambda: consumer._reader.epochs_of([queue]) not in (before, {}))
+
+
+@pytest.mark.parametrize("is_orderly", [True, False])
+def test_messages_of_a_queue_that_was_lost_and_came_back_are_left_to_who_had_it(
+    tmp_path: Path,
+    is_orderly: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    own = {"consume_threads": 2, "consume_message_orderly": is_orderly}
+    world = ConsumerWorld(tmp_path, queues=1, consumer_groups={BILLING: own})
+    world.fill(8, queues=1)
+    handler = Handler("0-2")
+    consumer = world.consumer()
+    handle = consumer.start(handler)
+    wait_until(lambda: handler.waiting == {"0-2"})
+    # Others take the queue, handle all, and leave.
+    lose_and_get_again(world, consumer, 8)
+    world.send_to(0, "0-8")
+    handler.go_on.set()
+    wait_until(lambda: handler.given[0][-1:] == ["0-8"])
+    handle.stop()
+
+    assert handler.given[0] == ["0-0", "0-1", "0-2", "0-8"]
+    assert (offsets_of(world, BILLING)[TopicQueue(TOPIC, 0)], handle.exception) == (9, None)
+    world.close()
+
+
+def test_failure_of_a_queue_that_was_lost_and_came_back_sends_nothing_back(
+    world: ConsumerWorld,
+) -> None:
+    world.send_to(0, "0-0", "0-1")
+    handler = Handler("0-0", fails=("0-0", "0-1"))
+    consumer = world.consumer()
+    handle = consumer.start(handler)
+    wait_until(lambda: handler.waiting == {"0-0"})
+    lose_and_get_again(world, consumer, 2)
+    handler.go_on.set()
+    handle.stop()
+
+    assert world.sent_back.messages == []
+    assert offsets(world)[0] == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_consumer_ends_where_no_thread_can_take_over(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    world.fill(2, queues=QUEUES)
+    waits = [f"{queue_id}-0" for queue_id in range(threads)]
+    handler = Handler(*waits)
+    consumer = world.consumer(consume_timeout_s=TIMEOUT_S, consume_threads=threads)
+    handle = consumer.start(handler)
+    wait_until(lambda: handler.waiting == set(waits))
+    start = threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        if "hanging" not in thread.name and "on-error" not in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        world.clock.advance(TIMEOUT_S + 1)
+        wait_until(lambda: not handle.is_alive)
+        wait_until(lambda: len(world.sent_back.messages) == threads)
+    handle.stop()
+    handler.go_on.set()
+
+    assert isinstance(handle.exception, EnvironmentProblemError)
+    wait_until(lambda: consumer._use._token is None)
+    consumer.close()
+
+
+def test_one_stall_of_all_threads_does_not_end_the_consumer(world: ConsumerWorld) -> None:
+    world.fill(1, queues=QUEUES)
+    handler = Handler(*(f"{queue_id}-0" for queue_id in range(QUEUES)))
+    handle = world.consumer(consume_timeout_s=TIMEOUT_S, consume_threads=24).start(handler)
+    wait_until(lambda: len(handler.waiting) == QUEUES)
+    world.clock.advance(TIMEOUT_S + 1)
+    wait_until(lambda: len(world.sent_back.messages) == QUEUES)
+    handler.go_on.set()
+    world.fill(2, queues=QUEUES)
+    wait_until(lambda: handler.count == 3 * QUEUES)
+    handle.stop()
+
+    assert handle.exception is None
+
+
+def test_threads_share_the_bytes_of_a_batch(tmp_path: Path) -> None:
+    own = {BILLING: {"consume_threads": QUEUES}}
+    world = ConsumerWorld(
+        tmp_path, queues=QUEUES, consumer_groups=own, consume_batch_bytes=400_000,
+        max_message_size_bytes=100_000,
+    )  # fmt: skip
+    for queue_id in range(QUEUES):
+        world.send_to(queue_id, *(f"{queue_id}-{n}".ljust(40_000) for n in range(8)))
+    consumer, sizes = world.consumer(), list[int]()
+    take = consumer._reader.take
+
+    def measured(*arguments: Any, **more: Any) -> Any:
+        messages = take(*arguments, **more)
+        sizes.append(sum(len(message.body) for _, message in messages))
+        return messages
+
+    consumer._reader.take = measured  # type: ignore[method-assign]
+    handle = consumer.start(lambda _: None)
+    wait_until(lambda: handle.total.consumed == 8 * QUEUES)
+    handle.stop()
+
+    assert max(sizes) <= 400_000 // QUEUES
+    world.close()
+
+
+def test_what_was_handled_before_an_error_is_counted(world: ConsumerWorld) -> None:
+    world.send_to(0, "a", "b", "c", "d")
+    world.sent_back.failing = 1
+    handler = Handler(fails=("b",))
+    handle = world.consumer(consume_threads=1).start(handler)
+    wait_until(lambda: bool(world.sent_back.messages) and handler.given[0][-1] == "d")
+    handle.stop()
+
+    assert handle.total.consumed == len(handler.given[0])
+
+
+def test_handler_may_stop_its_consumer(world: ConsumerWorld) -> None:
+    world.fill(3, queues=QUEUES)
+    handles: list[Any] = []
+    ready = threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        ready.wait(60)
+        if message.body == b"1-0":
+            handles[0].stop()
+
+    handles.append(world.consumer().start(handle))
+    ready.set()
+    wait_until(lambda: not handles[0].is_alive)
+
+    assert handles[0].exception is None
+    assert world.sent_back.messages == []
+    assert offsets(world)[1] == 1
+
+
+def test_what_others_handled_is_committed_though_one_call_takes_long(
+    world: ConsumerWorld,
+) -> None:
+    world.fill(4, queues=QUEUES)
+    handler = Handler("2-0")
+    handle = world.consumer().start(handler)
+    wait_until(lambda: handler.count == 3 * 4 + 1)
+    handle._stopping.set()
+    wait_until(lambda: offsets(world) == [4, 4, 0, 4])
+    assert handle.is_alive
+    handler.go_on.set()
+    handle.stop()
+
+    assert offsets(world) == [4, 4, 1, 4]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
-from txmq.consumer.group import ConsumerGroup, group_in, own_settings
+from txmq.consumer.group import ConsumerGroup, group_in, own_settings, settings_in, usable_settings
 from txmq.consumer.group_rules import (
     EVERY_QUEUE,
     SHARED,
@@ -29,6 +31,7 @@ from txmq.errors import (
     OffsetOutOfRangeError,
     StorageError,
     StoreFormatError,
+    TxmqError,
     UnreadableFileError,
     shown,
 )
@@ -62,7 +65,7 @@ class GroupSummary(Plain):
     lag: int
     is_orderly: bool = False
     is_acknowledged: bool = False
-    own: Mapping[str, float] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,8 @@ class GroupAlteration(Plain):
     """The settings that a group keeps, before and after; `is_written` is false in a dry run."""
 
     group: str
-    before: Mapping[str, float]
-    after: Mapping[str, float]
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
     is_written: bool = False
 
 
@@ -96,6 +99,7 @@ class GroupDeletion(Plain):
         retries: messages in its retry topic, which go; with a `problem` they stay.
         dead_letters: its dead letters, which stay: nobody has handled them.
         is_written: false in a dry run.
+        own: the settings that the group keeps, which go.
         problem: why the offsets cannot be read, and so what it reads and whether members live is
             not known; None where they can.
     """
@@ -106,6 +110,7 @@ class GroupDeletion(Plain):
     dead_letters: int
     is_written: bool = False
     problem: str | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ConsumerGroups:
@@ -219,19 +224,20 @@ class ConsumerGroups:
         check_changes(changes)
         group = group_in(self._store, name, create=apply)
         state = group.read() if group.exists else GroupState()
-        after = altered(state, changes).own
+        after = self._altered(group, changes, state).own
         if apply:
             group.change(partial(self._altered, group, changes), self._clock.now_ms())
-        return GroupAlteration(name, dict(state.own), dict(after), apply)
+        return GroupAlteration(
+            name, usable_settings(state.own, name), usable_settings(after), apply
+        )
 
     def _altered(
         self, group: ConsumerGroup, changes: Mapping[str, object], state: GroupState
     ) -> GroupState:
         after = altered(state, changes)
-        of_group = self._store.config.of_consumer_group
-        before_and_after = [of_group(group.name, own).consume_message_orderly
-                            for own in (state.own, after.own)]  # fmt: skip
-        if len(set(before_and_after)) > 1:
+        kept = usable_settings(after.own, group.name)
+        settings = self._store.config.of_consumer_group(group.name, kept)
+        if settings.consume_message_orderly != state.settings.is_orderly:
             self._living.check_none(group, state, can_be_forced=False)
         return after
 
@@ -346,8 +352,10 @@ class _OffsetReset:
         return state.undone(self.undo_to, queues)
 
 
-def check_changes(changes: Mapping[str, object]) -> None:
+def check_changes(changes: object) -> None:
     """Refuse what is no settings of a group; None takes one away. Raises: ConfigError."""
+    if not isinstance(changes, Mapping):
+        raise ConfigError([f"changes must map settings to values, not {shown(changes)}"])
     unset = [name for name, value in changes.items() if value is None]
     if unknown := [name for name in unset if name not in CONSUMER_GROUP_KEYS]:
         raise ConfigError([unknown_key(name, CONSUMER_GROUP_KEYS) for name in unknown])
@@ -355,28 +363,23 @@ def check_changes(changes: Mapping[str, object]) -> None:
 
 
 def altered(state: GroupState, changes: Mapping[str, object]) -> GroupState:
-    """Return a group with other settings of its own; pure. Raises: ConfigError."""
+    """Return a group with other settings of its own, which are checked; pure."""
     own = {name: value for name, value in {**state.own, **changes}.items() if value is not None}
-    after = own_settings(own)
-    return state if after == dict(state.own) else replace(state, own=after)
+    return state if own == dict(state.own) else replace(state, own=own)
 
 
 def untold_settings(store: Store) -> dict[str, Mapping[str, object]]:
     """Return the settings of groups that this process was given, and that members do not read.
 
-    Members read what the store keeps, unless they get the same settings file. 0 commits.
-
-    Raises: StorageError.
+    Members read what the store keeps, unless they get the same settings file. 0 commits. It is a
+    hint: a group that cannot be read is left out.
     """
-    if not store.config.consumer_groups:
-        return {}
-    kept = Store.open(store.location).config
     untold: dict[str, Mapping[str, object]] = {}
     for name, own in store.config.consumer_groups.items():
-        group = group_in(store, name)
-        known = asdict(kept.of_consumer_group(name, group.read().own if group.exists else {}))
-        if others := {key: value for key, value in own.items() if known[key] != value}:
-            untold[name] = others
+        with suppress(TxmqError, OSError):
+            known = asdict(settings_in(Store.open(store.location), name))
+            if others := {key: value for key, value in own.items() if known[key] != value}:
+                untold[name] = others
     return untold
 
 
@@ -387,7 +390,7 @@ def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:
     subscription = dict(settings.subscription)
     return GroupSummary(
         group.name, settings.mode, subscription, members, lag, settings.is_orderly,
-        settings.is_acknowledged, dict(group.state.own),
+        settings.is_acknowledged, usable_settings(group.state.own, group.name),
     )  # fmt: skip
 
 
@@ -444,7 +447,8 @@ def delete_group(
     retries = delete_topic(store, retry_topic(name), clock, apply=False).rows
     if apply:
         _apply(store, group, clock, living)
-    return GroupDeletion(name, dict(look.state.settings.subscription), retries, letters, apply)
+    subscription, own = dict(look.state.settings.subscription), usable_settings(look.state.own)
+    return GroupDeletion(name, subscription, retries, letters, apply, own=own)
 
 
 @dataclass(frozen=True, slots=True)

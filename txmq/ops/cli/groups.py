@@ -146,7 +146,10 @@ def _set_values(words: Sequence[str]) -> dict[str, object]:
         name, is_pair, text = word.partition("=")
         if not is_pair:
             raise typer.BadParameter(f"{word!r} must be NAME=VALUE", param_hint="--set")
-        values[name.strip()] = yaml.safe_load(text)
+        try:
+            values[name.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise typer.BadParameter(f"{word!r} has no value", param_hint="--set") from None
     return values
 
 
@@ -338,6 +341,7 @@ def _deletion_view(result: GroupDeletion) -> RenderableType:
         "group": shown_name(result.group),
         **({"reads": topics} if result.problem is None else unknown),
         f"retries that {'go' if result.problem is None else 'stay'}": f"{result.retries:,}",
+        **({"settings that go": ", ".join(sorted(result.own))} if result.own else {}),
         "dead letters that stay": f"{result.dead_letters:,}",
         "": "deleted" if result.is_written else "dry run: add --apply to delete it",
     }
