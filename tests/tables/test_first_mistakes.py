@@ -33,6 +33,8 @@ from txmq.user_data.delta_inbox import InboxTable
 # What else they need; nothing of it is looked at before the store.
 OTHERS: dict[str, dict[str, Any]] = {
     "AsyncPullConsumer": {"consumer_group": "g", "topics": "t"},
+    "AsyncSimpleConsumer": {"consumer_group": "g", "topics": "t"},
+    "SimpleConsumer": {"consumer_group": "g", "topics": "t"},
     "AsyncTransactionProducer": {"producer_group": "g"}, "Erasure": {"key": "k"},
     "CatalogTables": {"catalog": "c", "spark": None},
     "Consumer": {"consumer_group": "g"}, "DeadLetters": {"consumer_group": "g"},
@@ -40,10 +42,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "TransactionProducer": {"producer_group": "g"},
 }  # fmt: skip
 TAKE_A_STORE = [
-    "Admin", "AsyncPullConsumer", "AsyncTransactionProducer", "Broker", "CatalogTables",
+    "Admin", "AsyncPullConsumer", "AsyncSimpleConsumer", "AsyncTransactionProducer", "Broker",
+    "CatalogTables",
     "CheckService", "Consumer", "ConsumerGroups", "ConsumerLag", "DeadLetters", "DelayService",
     "Erasure", "Maintenance", "MessageQuery", "MetricsService",
-    "Operator", "Publisher", "PullConsumer", "RecheckJob", "SendBack", "Topics", "TraceHook",
+    "Operator", "Publisher", "PullConsumer", "RecheckJob", "SendBack", "SimpleConsumer", "Topics", "TraceHook",
     "TransactionProducer",
 ]  # fmt: skip
 
