@@ -46,8 +46,8 @@ TAKE_A_STORE = [
     "CatalogTables",
     "CheckService", "Consumer", "ConsumerGroups", "ConsumerLag", "DeadLetters", "DelayService",
     "Erasure", "Maintenance", "MessageQuery", "MetricsService",
-    "Operator", "Publisher", "PullConsumer", "RecheckJob", "SendBack", "SimpleConsumer", "Topics", "TraceHook",
-    "TransactionProducer",
+    "Operator", "Publisher", "PullConsumer", "RecheckJob", "SendBack", "SimpleConsumer", "Topics",
+    "TraceHook", "TransactionProducer",
 ]  # fmt: skip
 
 
