@@ -67,6 +67,11 @@ class AcknowledgedPosition(QueuePosition):
         return min(self.deliveries, default=self.next_offset)
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether the caller has messages of the queue."""
+        return self.has_messages_in_hands
+
+    @property
     def may_lose(self) -> bool:
         """Whether the caller had messages, or acknowledged some, that are not committed."""
         return self.is_ahead or self.has_messages_in_hands
@@ -152,6 +157,8 @@ class AcknowledgedPosition(QueuePosition):
 
     def undo(self, offset: int, *, is_busy: bool) -> None:  # noqa: ARG002 - of the others
         """Put what was taken back as if it had not been handed out."""
+        if not self._taken and self._fresh_from is None:
+            return
         fresh_from = self.next_offset if self._fresh_from is None else self._fresh_from
         # First, so that nothing is passed if this is interrupted too.
         self.move_to(fresh_from)
@@ -204,7 +211,6 @@ class AcknowledgedPosition(QueuePosition):
         if delivery is not None and delivery.is_waiting and self._reads_waiting:
             # It may have been read ahead.
             self.move_to(self.next_offset)
-        self.is_busy = self.has_messages_in_hands
 
     def delivery_of(self, message: ReceivedMessage) -> Delivery | None:
         """Return the handing out by which a caller has a message; None if it is over.

@@ -367,7 +367,7 @@ class QueuePositions:
 
     def busy(self) -> set[TopicQueue]:
         """Return the queues whose messages were handed out since their last commit."""
-        return {queue for queue, position in self._positions.items() if position.is_busy}
+        return {queue for queue, position in self._positions.items() if position.is_in_use}
 
     def commits(self, unhandled: Mapping[TopicQueue, int] | None = None) -> Commits:
         """Return the offsets to commit: all that was handed out, up to before `unhandled`."""
@@ -559,6 +559,11 @@ class QueuePosition:
     def handled_offset(self) -> int:
         """The offset up to which all was handed out, and is handled for all that is known here."""
         return self.next_offset
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the caller has messages of the queue."""
+        return self.is_busy
 
     @property
     def may_lose(self) -> bool:
