@@ -157,8 +157,6 @@ class AcknowledgedPosition(QueuePosition):
 
     def undo(self, offset: int, *, is_busy: bool) -> None:  # noqa: ARG002 - of the others
         """Put what was taken back as if it had not been handed out."""
-        if not self._taken and self._fresh_from is None:
-            return
         fresh_from = self.next_offset if self._fresh_from is None else self._fresh_from
         # First, so that nothing is passed if this is interrupted too.
         self.move_to(fresh_from)

@@ -101,6 +101,8 @@ class SimpleConsumer(MovableMember):
         # Queues of which acknowledgements are not committed, and were not, for others have them.
         self._pending, self._refused = set[TopicQueue](), set[TopicQueue]()
         self._committed_s, self._has_raised = time.monotonic(), False
+        # Whether the last `receive` was broken off.
+        self._is_unfinished = False
         self._reader = GroupReader(
             store, replace(subscription, is_acknowledged=True), self.clock, sends_back,
             settings=self._settings,
@@ -174,10 +176,12 @@ class SimpleConsumer(MovableMember):
         """
         with self._use.begin():
             reader, positions = self._reader, self._reader.positions
-            # An interrupt of the last call may have come while it undid what it had taken.
-            positions.undo_taken()
+            if self._is_unfinished:
+                # An interrupt of the last call may have come while it undid what it had taken.
+                positions.undo_taken()
             if not (must_look or reader.has_news()):
                 return []
+            self._is_unfinished = True
             try:
                 positions.hand_out_again(elapsed_ms(self.clock))
                 handed = self._handed(max_messages)
@@ -193,6 +197,7 @@ class SimpleConsumer(MovableMember):
                 raise
             finally:
                 reader.note_received()
+            self._is_unfinished = False
             return messages
 
     def _handed(self, max_messages: int) -> list[QueueMessage]:
