@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_timeout
 from txmq.consumer.group import settings_in
@@ -24,7 +24,7 @@ from txmq.consumer.handlers import (
 )
 from txmq.consumer.lag import QueueLag
 from txmq.consumer.offsets import ConsumeFromWhere
-from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
+from txmq.consumer.pull import POLL_MESSAGES, MovableMember, PullConsumer
 from txmq.consumer.push import ConsumeResult, ConsumerHandle
 from txmq.delta.failures import process_id
 from txmq.errors import ClosedError, ConcurrentUseError, ConfigError, ConsumeTimeoutError
@@ -33,6 +33,7 @@ from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
 Result = TypeVar("Result")
+Member = TypeVar("Member", bound=MovableMember)
 AsyncHandler = Callable[[ReceivedMessage], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
 
 # A call that does not end when it is cancelled is given up so much later.
@@ -41,7 +42,74 @@ CANCEL_GRACE_S = 5.0
 LOOP_LOOK_S = 0.2
 
 
-class AsyncPullConsumer(OfOneProcess):
+class AwaitedConsumer(OfOneProcess, Generic[Member]):
+    """A consumer for coroutines, which joins its group, works and leaves in a thread of its own.
+
+    `async with` joins the group, and leaves it.
+
+    Args:
+        make: joins the group; called in the thread.
+        thread_name: the name of the thread.
+    """
+
+    def __init__(self, make: Callable[[], Member], thread_name: str) -> None:
+        """Start nothing yet."""
+        self._make = make
+        self._consumer: Member | None = None
+        self._joining: Future[Member] | None = None
+        self._is_closed, self._pid = False, process_id()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=thread_name)
+        self._left: Future[None] | None = None
+
+    @property
+    def consumer(self) -> Member:
+        """The consumer that does the work; its calls wait.
+
+        Raises: ClosedError outside of `async with`, and in a process that was forked from it.
+        """
+        if self._consumer is None or self._is_closed or self._pid != process_id():
+            raise ClosedError("the consumer is not open; use it in `async with`")
+        return self._consumer
+
+    def _free(self) -> ThreadPoolExecutor:
+        """Return the thread, which works through its calls in order."""
+        return self._executor
+
+    async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.wrap_future(self._free().submit(function, *arguments))
+
+    async def __aenter__(self) -> Self:
+        """Join the group.
+
+        Raises: as the consumer; ClosedError if it was used before, or is closed meanwhile.
+        """
+        if self._joining is not None or self._is_closed:
+            raise ClosedError("the consumer was used already; make another one")
+        self._joining = self._executor.submit(self._make)
+        try:
+            consumer = await asyncio.shield(asyncio.wrap_future(self._joining))
+        except BaseException:
+            self._end()
+            raise
+        if self._is_closed:
+            raise ClosedError("the consumer was closed while it joined its group")
+        self._consumer = consumer
+        return self
+
+    async def close(self) -> None:
+        """Leave the group."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Ask all to end, and leave the group after it; a second call does nothing."""
+        raise NotImplementedError
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the consumer, also after an exception."""
+        await self.close()
+
+
+class AsyncPullConsumer(AwaitedConsumer[PullConsumer]):
     """A PullConsumer for coroutines: it works in a thread of its own, never in the event loop.
 
     `async with` joins the group, and leaves it. For one task at a time; several consumers of a
@@ -103,27 +171,12 @@ class AsyncPullConsumer(OfOneProcess):
                 consume_timeout_s=self._timeout_s + CANCEL_GRACE_S, **options,
             )  # fmt: skip
 
-        self._make = make
-        self._consumer: PullConsumer | None = None
-        self._joining: Future[PullConsumer] | None = None
-        self._is_closed, self._pid = False, process_id()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="txmq-async-consumer")
+        super().__init__(make, "txmq-async-consumer")
         # Taken, and not handed out yet; then what the loop of `async for` has in hand.
         self._waiting: deque[ReceivedMessage] = deque()
         self._in_hand: ReceivedMessage | None = None
         self._polls: set[threading.Event] = set()
         self._runs: set[AwaitedHandler] = set()
-        self._left: Future[None] | None = None
-
-    @property
-    def consumer(self) -> PullConsumer:
-        """The consumer that does the work; its calls wait, and are for one thread at a time.
-
-        Raises: ClosedError outside of `async with`, and in a process that was forked from it.
-        """
-        if self._consumer is None or self._is_closed or self._pid != process_id():
-            raise ClosedError("the consumer is not open; use it in `async with`")
-        return self._consumer
 
     # --- pulling ----------------------------------------------------------------------------
 
@@ -323,28 +376,7 @@ class AsyncPullConsumer(OfOneProcess):
             raise ConcurrentUseError
         return self._executor
 
-    async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.wrap_future(self._free().submit(function, *arguments))
-
     # --- joining and ending -----------------------------------------------------------------
-
-    async def __aenter__(self) -> Self:
-        """Join the group.
-
-        Raises: as PullConsumer; ClosedError if it was used before, or is closed meanwhile.
-        """
-        if self._joining is not None or self._is_closed:
-            raise ClosedError("the consumer was used already; make another one")
-        self._joining = self._executor.submit(self._make)
-        try:
-            consumer = await asyncio.shield(asyncio.wrap_future(self._joining))
-        except BaseException:
-            self._end()
-            raise
-        if self._is_closed:
-            raise ClosedError("the consumer was closed while it joined its group")
-        self._consumer = consumer
-        return self
 
     async def close(self) -> None:
         """Let the call of a handler on its way end, commit, and leave the group.
@@ -376,10 +408,6 @@ class AsyncPullConsumer(OfOneProcess):
             # Else it would stay in its group until its lease ends.
             self._left = self._executor.submit(_close_joined, self._joining)
         self._executor.shutdown(wait=False)
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close the consumer, also after an exception."""
-        await self.close()
 
 
 def _worked(

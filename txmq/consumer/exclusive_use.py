@@ -11,7 +11,29 @@ from txmq.delta.failures import process_id
 from txmq.errors import ClosedError, ConcurrentUseError
 
 
-class ExclusiveUse:
+class UseOfOneProcess:
+    """Knows whether a consumer may be used: in the process that made it, until it is closed."""
+
+    def __init__(self) -> None:
+        """Bind the consumer to this process."""
+        self._pid, self._is_closed = process_id(), False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the consumer was closed, or this process is a fork of the one that made it."""
+        return self._is_closed or self._pid != process_id()
+
+    def check(self) -> None:
+        """Refuse a consumer that may not be used. Raises: ClosedError."""
+        if self.is_over:
+            raise ClosedError("the consumer was closed, or its process was forked; make another")
+
+    def close(self) -> None:
+        """Let nobody in from now on."""
+        self._is_closed = True
+
+
+class ExclusiveUse(UseOfOneProcess):
     """Lets one thread at a time use a consumer, in the process that made it, until it is closed.
 
     Who uses it holds a token, and it is free once the token is gone. So an interrupt (Ctrl-C) at
@@ -27,21 +49,16 @@ class ExclusiveUse:
 
     def __init__(self) -> None:
         """Bind the consumer to this process."""
-        self._pid, self._is_closed, self._beginning = process_id(), False, threading.Lock()
+        super().__init__()
+        self._beginning = threading.Lock()
         self._token: weakref.ref[threading.Lock] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the consumer was closed, or this process is a fork of the one that made it."""
-        return self._is_closed or self._pid != process_id()
 
     def begin(self) -> threading.Lock:
         """Use the consumer as long as the caller holds the token, or until `end`.
 
         Raises: ClosedError; ConcurrentUseError if another thread uses it.
         """
-        if self.is_over:
-            raise ClosedError("the consumer was closed, or its process was forked; make another")
+        self.check()
         token = threading.Lock()
         try:
             if self._took_place(token):
@@ -67,36 +84,20 @@ class ExclusiveUse:
         if self._token is not None and self._token() is token:
             self._token = None
 
-    def close(self) -> None:
-        """Let nobody in from now on."""
-        self._is_closed = True
 
-
-class SharedUse:
+class SharedUse(UseOfOneProcess):
     """Lets the threads of the process that made a consumer use it in turns, until it is closed."""
 
     def __init__(self) -> None:
         """Bind the consumer to this process."""
-        self._pid, self._is_closed, self._turn = process_id(), False, threading.RLock()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the consumer was closed, or this process is a fork of the one that made it."""
-        return self._is_closed or self._pid != process_id()
+        super().__init__()
+        self._turn = threading.RLock()
 
     @contextmanager
     def begin(self) -> Iterator[None]:
         """Wait for this thread's turn, and use the consumer. Raises: ClosedError."""
         # A thread that is not in the fork may have the turn.
-        self._check()
+        self.check()
         with self._turn:
-            self._check()
+            self.check()
             yield
-
-    def _check(self) -> None:
-        if self.is_over:
-            raise ClosedError("the consumer was closed, or its process was forked; make another")
-
-    def close(self) -> None:
-        """Let nobody in from now on."""
-        self._is_closed = True

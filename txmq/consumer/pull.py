@@ -56,7 +56,7 @@ from txmq.store.store import Store, check_store
 
 
 class MovableMember(OfOneProcess):
-    """The half of PullConsumer that moves it in its queues; `PullConsumer` sets the attributes."""
+    """What all consumers of a process can do in their queues; each of them sets the attributes."""
 
     store: Store
     namespace: str | None
@@ -172,6 +172,23 @@ class MovableMember(OfOneProcess):
         offsets = TopicOffsets(self.store, stored)
         declared = TopicCatalog(self.store).queue_count(stored)
         return offsets, range(max(declared, offsets.queue_count()))
+
+    def close(self) -> None:
+        """Leave the group."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        """Return the consumer itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the consumer."""
+        self.close()
 
     def _owned(self, topic: str, queue_id: int) -> TopicQueue:
         self._reader.keep_up()
@@ -576,16 +593,3 @@ class PullConsumer(MovableMember):
         with self._use.begin():
             self._use.close()
             self._reader.leave()
-
-    def __enter__(self) -> Self:
-        """Return the consumer itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the consumer."""
-        self.close()

@@ -7,14 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_invisible
+from txmq.consumer.awaitable import AwaitedConsumer
 from txmq.consumer.exclusive_use import SharedUse
 from txmq.consumer.group import settings_in
 from txmq.consumer.group_reader import LOOK_INTERVAL_S, GroupReader
@@ -25,7 +25,6 @@ from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.consumer.taking import Delivery, QueueMessage
 from txmq.errors import ClosedError, ConfigError, InvalidReceiptError, TxmqError, shown
 from txmq.ground.clock import Clock, SystemClock, elapsed_ms
-from txmq.ground.handles import OfOneProcess
 from txmq.message.codec import BodyCodec, reading_codec
 from txmq.message.received import ReceivedMessage, note_delivery, note_tries, receipt_of, tries_of
 from txmq.store.config import ConsumeSettings
@@ -34,7 +33,6 @@ from txmq.store.store import Store, check_store
 # Acknowledgements of a caller who does not receive are committed as often.
 ACKNOWLEDGE_COMMIT_S = 1.0
 NOT_ACKNOWLEDGED = "not acknowledged in time"
-Result = TypeVar("Result")
 
 
 class SimpleConsumer(MovableMember):
@@ -408,19 +406,6 @@ class SimpleConsumer(MovableMember):
             finally:
                 self._reader.leave()
 
-    def __enter__(self) -> Self:
-        """Return the consumer itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the consumer."""
-        self.close()
-
 
 def check_message(message: object) -> None:
     """Refuse what `receive` did not return. Raises: ConfigError."""
@@ -465,7 +450,7 @@ class AwaitableMessage(ReceivedMessage):
         await self._consumer.change_invisible_duration(self, invisible_duration_s)
 
 
-class AsyncSimpleConsumer(OfOneProcess):
+class AsyncSimpleConsumer(AwaitedConsumer[SimpleConsumer]):
     """A SimpleConsumer for coroutines: it works in a thread of its own, never in the event loop.
 
     `async with` joins the group, and leaves it. Any number of tasks may receive and acknowledge.
@@ -501,30 +486,16 @@ class AsyncSimpleConsumer(OfOneProcess):
             from_timestamp=options.get("from_timestamp"), member_id=options.get("member_id"),
             namespace=options.get("namespace"),
         )  # fmt: skip
-        self._make = partial(
+        make = partial(
             SimpleConsumer, store, consumer_group=consumer_group, topics=topics, **options
         )
-        self._consumer: SimpleConsumer | None = None
-        self._joining: Future[SimpleConsumer] | None = None
-        self._is_closed = False
-        # Its calls are short: nobody waits for messages in it.
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="txmq-async-simple")
+        # The calls of its thread are short: nobody waits for messages in it.
+        super().__init__(make, "txmq-async-simple")
         self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
         # Taken, and not handed out by `async for` yet.
         self._ahead: deque[AwaitableMessage] = deque()
         self._acks: list[tuple[ReceivedMessage, asyncio.Future[None]]] = []
         self._committing: asyncio.Task[None] | None = None
-        self._left: Future[None] | None = None
-
-    @property
-    def consumer(self) -> SimpleConsumer:
-        """The consumer that does the work; its calls wait.
-
-        Raises: ClosedError outside of `async with`.
-        """
-        if self._consumer is None or self._is_closed:
-            raise ClosedError("the consumer is not open; use it in `async with`")
-        return self._consumer
 
     # --- receiving --------------------------------------------------------------------------
 
@@ -652,28 +623,7 @@ class AsyncSimpleConsumer(OfOneProcess):
         """Have a message in hands come again later, as `SimpleConsumer` does."""
         await self._call(self.consumer.change_invisible_duration, message, invisible_duration_s)
 
-    async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.wrap_future(self._executor.submit(function, *arguments))
-
     # --- joining and ending -----------------------------------------------------------------
-
-    async def __aenter__(self) -> Self:
-        """Join the group.
-
-        Raises: as SimpleConsumer; ClosedError if it was used before, or is closed meanwhile.
-        """
-        if self._joining is not None or self._is_closed:
-            raise ClosedError("the consumer was used already; make another one")
-        self._joining = self._executor.submit(self._make)
-        try:
-            consumer = await asyncio.shield(asyncio.wrap_future(self._joining))
-        except BaseException:
-            self._end()
-            raise
-        if self._is_closed:
-            raise ClosedError("the consumer was closed while it joined its group")
-        self._consumer = consumer
-        return self
 
     async def close(self) -> None:
         """Commit, and leave the group; see `SimpleConsumer.close`. A second time waits for it.
@@ -695,10 +645,6 @@ class AsyncSimpleConsumer(OfOneProcess):
         if self._left is None and self._joining is not None:
             self._left = self._executor.submit(_close_joined, self._joining, tuple(self._ahead))
         self._executor.shutdown(wait=False)
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close the consumer, also after an exception."""
-        await self.close()
 
 
 def _close_joined(joining: Future[SimpleConsumer], ahead: Sequence[ReceivedMessage]) -> None:
