@@ -9,14 +9,34 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from txmq.consumer.attempts import UNACKNOWLEDGED_MAX, Attempts, attempts_of
+from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.reader import Run
-from txmq.consumer.taking import Delivery, QueuePosition
+from txmq.consumer.taking import QueuePosition, QueuePositions
 from txmq.message.received import ReceivedMessage, note_delivery, receipt_of
 
 # Of all consumers of a process: no message of one has a receipt of another.
 _receipts = itertools.count(1)
+
+
+class Delivery(NamedTuple):
+    """One handing out of a message.
+
+    Attributes:
+        times: how often the message was handed out, this time included.
+        until_ms: it comes again then, by the clock of durations.
+        receipt: another number each time; 0 if no caller of this process has it.
+        is_waiting: whether its time is over, so that it is to be handed out again.
+        is_ahead: whether it was taken for a caller who has not asked for it yet.
+    """
+
+    times: int
+    until_ms: float
+    receipt: int
+    is_waiting: bool = False
+    is_ahead: bool = False
 
 
 @dataclass(slots=True)
@@ -153,7 +173,7 @@ class AcknowledgedPosition(QueuePosition):
     def move_to(self, offset: int) -> None:
         """Drop what was read ahead; go on at an offset."""
         super(AcknowledgedPosition, self).move_to(offset)
-        self._reads_waiting, self.is_busy = False, self.has_messages_in_hands
+        self._reads_waiting = False
 
     def undo(self, offset: int, *, is_busy: bool) -> None:  # noqa: ARG002 - of the others
         """Put what was taken back as if it had not been handed out."""
@@ -227,7 +247,6 @@ class AcknowledgedPosition(QueuePosition):
         )
         if delivery.is_waiting and self._reads_waiting:
             self.move_to(self.next_offset)
-        self.is_busy = True
 
 
 @dataclass(slots=True)
@@ -240,3 +259,51 @@ class OrderedPosition(AcknowledgedPosition):
         offset = super(OrderedPosition, self).read_offset
         come_again = [at for at in self.deliveries.values() if at.times > 1 and not at.is_waiting]
         return None if come_again and offset == self.next_offset else offset
+
+
+class AcknowledgedPositions(QueuePositions[AcknowledgedPosition]):
+    """The positions of a member that acknowledges its messages one by one.
+
+    Args:
+        is_orderly: whether its group keeps order.
+    """
+
+    def __init__(self, *, is_orderly: bool) -> None:
+        """Begin without a queue; `follow` adds the queues of a member."""
+        super().__init__(OrderedPosition if is_orderly else AcknowledgedPosition)
+
+    def undo_taken(self) -> None:
+        """Put back what was taken and has not reached the caller."""
+        for position in self._positions.values():
+            position.undo(position.next_offset, is_busy=position.is_busy)
+
+    def hand_out_again(self, now_ms: float) -> None:
+        """Have messages come again whose invisible time is over."""
+        for position in self._positions.values():
+            position.hand_out_again(now_ms)
+
+    def change_invisible(
+        self, queue: TopicQueue, offset: int, until_ms: float, *, is_ahead: bool = False
+    ) -> None:
+        """Have a message in hands come again at another time."""
+        if position := self._positions.get(queue):
+            position.change_invisible(offset, until_ms, is_ahead=is_ahead)
+
+    def give_back(self, queue: TopicQueue, offset: int) -> None:
+        """Have a message in hands come again as if it had not been handed out."""
+        if position := self._positions.get(queue):
+            position.give_back(offset)
+
+    def visible_ms(self) -> float:
+        """Return when the last one of the messages in hands comes again; 0 if there are none."""
+        return max((position.visible_ms for position in self._positions.values()), default=0)
+
+    def receive_until(self, until_ms: float, *, is_ahead: bool = False) -> None:
+        """Note that the caller has what was taken, which is invisible until then."""
+        for position in self._positions.values():
+            position.receive_until(until_ms, is_ahead=is_ahead)
+
+    def delivery_of(self, queue: TopicQueue, message: ReceivedMessage) -> Delivery | None:
+        """Return the handing out by which a caller has a message; None if it is over."""
+        position = self.get(queue)
+        return None if position is None else position.delivery_of(message)

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from txmq.consumer.acknowledged import AcknowledgedPosition, OrderedPosition
 from txmq.consumer.arguments import Subscription, check_reads
 from txmq.consumer.group import group_in, settings_in
 from txmq.consumer.group_rules import Commits, ConsumeMode, TopicQueue
@@ -68,9 +68,7 @@ class GroupReader:
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
         settings: those of the group, read here without it.
         codec: decodes bodies.
-
-    Attributes:
-        positions: where the member is in each of its queues.
+        positions: where the member is in each of its queues; without a queue yet.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a member
@@ -82,6 +80,7 @@ class GroupReader:
         *,
         settings: ConsumeSettings | None = None,
         codec: BodyCodec | None = None,
+        positions: QueuePositions[Any] | None = None,
     ) -> None:
         """Join the group: one commit, and one more that creates the table of a new group.
 
@@ -99,8 +98,7 @@ class GroupReader:
         self._sends_back = sends_back or SendBack(store, subscription.consumer_group, clock)
         settings = settings or settings_in(store, subscription.consumer_group)
         is_orderly = settings.consume_message_orderly and not self.is_broadcasting
-        self._paused = Pauses()
-        self.positions = QueuePositions(_kind_of_positions(subscription, is_orderly=is_orderly))
+        self._paused, self.positions = Pauses(), positions or QueuePositions(QueuePosition)
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         self._has_told_unknown = False
         self._member = self._new_member(clock, settings.consume_timeout_s, is_orderly=is_orderly)
@@ -516,20 +514,13 @@ class GroupReader:
             if position is None or queue in refused:
                 raise QueueNotOwnedError(queue.topic, queue.queue_id)
 
-    def work_on(self) -> None:
-        """Keep the lease without a question as long as messages are in the caller's hands."""
-        left_ms = self.positions.visible_ms() - elapsed_ms(self._clock)
-        self._member.work_for(max(left_ms, 0) / 1000)
+    def work_on(self, time_s: float) -> None:
+        """Keep the lease for so long without a question: messages are in the caller's hands."""
+        self._member.work_for(time_s)
 
     def leave(self) -> None:
         """Leave the group: one commit. Other members read again what was not committed."""
         self._member.leave()
-
-
-def _kind_of_positions(subscription: Subscription, *, is_orderly: bool) -> type[QueuePosition]:
-    if not subscription.is_acknowledged:
-        return QueuePosition
-    return OrderedPosition if is_orderly else AcknowledgedPosition
 
 
 class Pauses:

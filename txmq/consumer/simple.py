@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Self
 
+from txmq.consumer.acknowledged import AcknowledgedPositions
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_invisible
 from txmq.consumer.awaitable import AwaitedConsumer
 from txmq.consumer.exclusive_use import SharedUse
@@ -22,7 +23,7 @@ from txmq.consumer.group_rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.offsets import ConsumeFromWhere, OffsetsByTopic
 from txmq.consumer.pull import POLL_MESSAGES, MovableMember
 from txmq.consumer.send_back import FailedMessage, SendsBack
-from txmq.consumer.taking import Delivery, QueueMessage
+from txmq.consumer.taking import QueueMessage
 from txmq.errors import ClosedError, ConfigError, InvalidReceiptError, TxmqError, shown
 from txmq.ground.clock import Clock, SystemClock, elapsed_ms
 from txmq.message.codec import BodyCodec, reading_codec
@@ -101,10 +102,12 @@ class SimpleConsumer(MovableMember):
         self._committed_s, self._has_raised = time.monotonic(), False
         # Whether the last `receive` was broken off.
         self._is_unfinished = False
+        self._positions = AcknowledgedPositions(is_orderly=self._settings.consume_message_orderly)
         self._reader = GroupReader(
             store, replace(subscription, is_acknowledged=True), self.clock, sends_back,
             settings=self._settings,
             codec=reading_codec(body_codec, requires_encoded=require_encoded),
+            positions=self._positions,
         )  # fmt: skip
 
     @property
@@ -173,7 +176,7 @@ class SimpleConsumer(MovableMember):
         time is over before.
         """
         with self._use.begin():
-            reader, positions = self._reader, self._reader.positions
+            reader, positions = self._reader, self._positions
             if self._is_unfinished:
                 # An interrupt of the last call may have come while it undid what it had taken.
                 positions.undo_taken()
@@ -188,7 +191,7 @@ class SimpleConsumer(MovableMember):
                 messages = [message for queue, message in handed if reader.is_owned(queue)]
                 until_ms = elapsed_ms(self.clock) + invisible_s * 1000
                 positions.receive_until(until_ms, is_ahead=is_ahead)
-                reader.work_on()
+                self._work_on()
             except BaseException:
                 # Nobody has them; an interrupt may come at any step.
                 positions.undo_taken()
@@ -224,14 +227,14 @@ class SimpleConsumer(MovableMember):
                 raise
             self._has_raised = False
             for queue, message in retries:
-                self._reader.positions.give_back(queue, message.queue_offset)
+                self._positions.give_back(queue, message.queue_offset)
             return False
         for queue, message in retries:
             self._acknowledge(queue, message)
         return True
 
     def _becomes_retry(self, queue: TopicQueue, message: ReceivedMessage) -> bool:
-        delivery = self._delivery(queue, message)
+        delivery = self._positions.delivery_of(queue, message)
         return delivery is not None and becomes_retry(
             delivery.times - 1, message.reconsume_times, self._settings,
             is_orderly=self._reader.is_orderly,
@@ -291,10 +294,8 @@ class SimpleConsumer(MovableMember):
         is_ahead: bool = False,
     ) -> None:
         until_ms = elapsed_ms(self.clock) + invisible_s * 1000
-        self._reader.positions.change_invisible(
-            queue, message.queue_offset, until_ms, is_ahead=is_ahead
-        )
-        self._reader.work_on()
+        self._positions.change_invisible(queue, message.queue_offset, until_ms, is_ahead=is_ahead)
+        self._work_on()
 
     def _begin(self, message: ReceivedMessage, ahead: Iterable[ReceivedMessage]) -> bool:
         """Hand out a message that was taken ahead, and go on to hold the others.
@@ -321,7 +322,7 @@ class SimpleConsumer(MovableMember):
         with self._use.begin():
             for message in messages:
                 if queue := self._queue_in_hand(message):
-                    self._reader.positions.give_back(queue, message.queue_offset)
+                    self._positions.give_back(queue, message.queue_offset)
 
     def commit(self) -> frozenset[TopicQueue]:
         """Make all acknowledgements durable: one commit, or none if there is nothing new.
@@ -367,7 +368,7 @@ class SimpleConsumer(MovableMember):
 
     def _acknowledge(self, queue: TopicQueue, message: ReceivedMessage) -> None:
         self._pending.add(queue)
-        self._reader.positions.acknowledge(queue, message.queue_offset)
+        self._positions.acknowledge(queue, message.queue_offset)
 
     def _queue_of(self, message: ReceivedMessage) -> TopicQueue:
         """Return the queue of a message in hands. Raises: ConfigError, InvalidReceiptError."""
@@ -380,12 +381,15 @@ class SimpleConsumer(MovableMember):
     def _queue_in_hand(self, message: ReceivedMessage) -> TopicQueue | None:
         """Return the queue of a message; None if it is not in hand any more."""
         queue = TopicQueue(self._stored(message.topic), message.queue_id)
-        is_there = self._reader.is_owned(queue) and self._delivery(queue, message) is not None
+        is_there = (
+            self._reader.is_owned(queue) and self._positions.delivery_of(queue, message) is not None
+        )
         return queue if is_there else None
 
-    def _delivery(self, queue: TopicQueue, message: ReceivedMessage) -> Delivery | None:
-        position = self._reader.positions.get(queue)
-        return None if position is None else position.delivery_of(message)
+    def _work_on(self) -> None:
+        """Keep the lease without a question as long as messages are in hands."""
+        left_ms = self._positions.visible_ms() - elapsed_ms(self.clock)
+        self._reader.work_on(max(left_ms, 0) / 1000)
 
     # --- ending -----------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Generic, TypeVar
 
 from txmq.consumer.attempts import Attempts, attempts_of
 from txmq.consumer.group_rules import (
@@ -27,6 +27,7 @@ READ_AHEAD_BYTES = 64 * 1024 * 1024
 LOOK_MESSAGES = 10_000
 QueueMessage = tuple[TopicQueue, ReceivedMessage]
 Queues = Iterator[tuple[TopicQueue, "QueuePosition"]]
+Position = TypeVar("Position", bound="QueuePosition")
 
 
 class MessageTaking:
@@ -43,7 +44,7 @@ class MessageTaking:
         self,
         member: GroupMember,
         readers: Mapping[str, TopicReader],
-        positions: QueuePositions,
+        positions: QueuePositions[Any],
         *,
         sent_back: SendBack | None,
     ) -> None:
@@ -273,34 +274,16 @@ class HandedMessages:
         return len(messages)
 
 
-class Delivery(NamedTuple):
-    """One handing out of a message.
-
-    Attributes:
-        times: how often the message was handed out, this time included.
-        until_ms: it comes again then, by the clock of durations.
-        receipt: another number each time; 0 if no caller of this process has it.
-        is_waiting: whether its time is over, so that it is to be handed out again.
-        is_ahead: whether it was taken for a caller who has not asked for it yet.
-    """
-
-    times: int
-    until_ms: float
-    receipt: int
-    is_waiting: bool = False
-    is_ahead: bool = False
-
-
-class QueuePositions:
+class QueuePositions(Generic[Position]):
     """The positions in all queues of a member. Not safe for several threads.
 
     Args:
         kind: of what class they are.
     """
 
-    def __init__(self, kind: type[QueuePosition]) -> None:
+    def __init__(self, kind: type[Position]) -> None:
         """Begin without a queue; `follow` adds the queues of a member."""
-        self._kind, self._positions = kind, dict[TopicQueue, QueuePosition]()
+        self._kind, self._positions = kind, dict[TopicQueue, Position]()
         self._lost: set[TopicQueue] = set()
 
     def follow(self, held: HeldQueues) -> None:
@@ -335,7 +318,7 @@ class QueuePositions:
         """List the ids of the queues of a topic that the member has, sorted."""
         return sorted(queue.queue_id for queue in self._positions if queue.topic == topic)
 
-    def get(self, queue: TopicQueue) -> QueuePosition | None:
+    def get(self, queue: TopicQueue) -> Position | None:
         """Return the position in a queue; None if the member does not have the queue."""
         return self._positions.get(queue)
 
@@ -440,40 +423,9 @@ class QueuePositions:
         if position := self._positions.get(queue):
             position.acknowledge(offset)
 
-    def undo_taken(self) -> None:
-        """Put back what was taken and has not reached the caller, where it is acknowledged."""
-        for position in self._positions.values():
-            position.undo(position.next_offset, is_busy=position.is_busy)
-
-    def hand_out_again(self, now_ms: int) -> None:
-        """Have messages come again whose invisible time is over."""
-        for position in self._positions.values():
-            position.hand_out_again(now_ms)
-
-    def change_invisible(
-        self, queue: TopicQueue, offset: int, until_ms: float, *, is_ahead: bool = False
-    ) -> None:
-        """Have a message in hands come again at another time."""
-        if position := self._positions.get(queue):
-            position.change_invisible(offset, until_ms, is_ahead=is_ahead)
-
-    def give_back(self, queue: TopicQueue, offset: int) -> None:
-        """Have a message in hands come again as if it had not been handed out."""
-        if position := self._positions.get(queue):
-            position.give_back(offset)
-
     def in_hands(self) -> set[TopicQueue]:
         """Return the queues of which messages are invisible that were not acknowledged."""
         return {q for q, position in self._positions.items() if position.has_messages_in_hands}
-
-    def visible_ms(self) -> float:
-        """Return when the last one of the messages in hands comes again; 0 if there are none."""
-        return max((position.visible_ms for position in self._positions.values()), default=0)
-
-    def receive_until(self, until_ms: float, *, is_ahead: bool = False) -> None:
-        """Note that the caller has what was taken, which is invisible until then."""
-        for position in self._positions.values():
-            position.receive_until(until_ms, is_ahead=is_ahead)
 
     def give_again(
         self, first_offsets: Mapping[TopicQueue, int], *, are_doubtful: bool = True
@@ -594,27 +546,6 @@ class QueuePosition:
 
     def note_durable(self) -> None:
         """Note that the group knows all that became of its messages."""
-
-    def hand_out_again(self, now_ms: int) -> None:
-        """Have messages come again whose invisible time is over."""
-
-    def delivery_of(self, message: ReceivedMessage) -> Delivery | None:  # noqa: ARG002 - of others
-        """Return the handing out by which a caller has a message; None if it is over."""
-        return None
-
-    def change_invisible(self, offset: int, until_ms: float, *, is_ahead: bool) -> None:
-        """Have a message in hands come again at another time."""
-
-    def receive_until(self, until_ms: float, *, is_ahead: bool) -> None:
-        """Note that the caller has what was taken, which is invisible until then."""
-
-    def give_back(self, offset: int) -> None:
-        """Have a message in hands come again as if it had not been handed out."""
-
-    @property
-    def visible_ms(self) -> float:
-        """When the last one of the messages in hands comes again; 0 if there are none."""
-        return 0
 
     @property
     def first_bytes(self) -> int:
