@@ -7,8 +7,9 @@ import os
 import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import TypeVar
 
 from txmq.consumer.group_rules import ALL, ConsumeMode, GroupSettings
 from txmq.consumer.offsets import ConsumeFromWhere, OffsetsByTopic, StartPoint
@@ -20,10 +21,11 @@ from txmq.message.names import (
     group_in_namespace,
     topic_in_namespace,
 )
+from txmq.store.config import Config
+from txmq.store.config_faults import faults_of_value
 
-THREADS_MAX = 1_000
-# RocketMQ's longest invisible time.
-INVISIBLE_MAX_S = 12 * 60 * 60
+Number = TypeVar("Number", int, float)
+_SPECS = {spec.name: spec for spec in fields(Config)}
 _MEMBER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
 Filter = str | MessageFilter
 Topics = str | Iterable[str] | Mapping[str, Filter | None]
@@ -176,25 +178,16 @@ def checked_timeout(consume_timeout_s: object, default_s: float) -> float:
     raise ConfigError([f"{problem}, not {shown(consume_timeout_s)}"])
 
 
-def checked_threads(consume_threads: object, default: int) -> int:
-    """Return how many threads call a handler; the default for None. Raises: ConfigError."""
-    if consume_threads is None:
+def checked_setting(name: str, value: Number | None, default: Number) -> Number:
+    """Return an argument that comes before a setting of the group; the default for None.
+
+    Raises: ConfigError if it is none of the values that the setting may have.
+    """
+    if value is None:
         return default
-    if type(consume_threads) is int and 0 < consume_threads <= THREADS_MAX:
-        return consume_threads
-    rule = f"must be a whole number from 1 to {THREADS_MAX:,}"
-    raise ConfigError([f"consume_threads {rule}, not {shown(consume_threads)}"])
-
-
-def checked_invisible(invisible_duration_s: object, default_s: float) -> float:
-    """Return how long a message is invisible; the default for None. Raises: ConfigError."""
-    if invisible_duration_s is None:
-        return default_s
-    seconds = _seconds(invisible_duration_s)
-    if seconds is None or seconds > INVISIBLE_MAX_S:
-        rule = f"must be seconds from 0 to {INVISIBLE_MAX_S:,}"
-        raise ConfigError([f"invisible_duration_s {rule}, not {shown(invisible_duration_s)}"])
-    return seconds
+    if faults := faults_of_value(_SPECS[name], value):
+        raise ConfigError(faults)
+    return value
 
 
 def _seconds(value: object) -> float | None:

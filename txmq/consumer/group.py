@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from txmq.consumer.attempts import Attempts, Span
@@ -17,7 +18,7 @@ from txmq.consumer.group_rules import (
     TopicQueue,
 )
 from txmq.consumer.leases import Membership, Sighting
-from txmq.errors import ConfigError, ConsumerGroupFullError, StoreFormatError
+from txmq.errors import ConfigError, ConsumerGroupFullError, StoreFormatError, shown
 from txmq.message.names import check_stored_group, retry_topic, shown_name
 from txmq.store.config import (
     RECONSUME_TIMES_MAX,
@@ -113,8 +114,12 @@ def settings_in(store: Store, consumer_group: str) -> ConsumeSettings:
     Raises: StorageError.
     """
     group = group_in(store, consumer_group)
-    kept = group.read().own if group.exists else {}
-    return store.config.of_consumer_group(consumer_group, usable_settings(kept, consumer_group))
+    own = group.read().own if group.exists else {}
+    usable = usable_settings(own)
+    if unused := sorted(own.keys() - usable.keys()):
+        logger.warning("group %s keeps settings that this txmq cannot use: %s",
+                       shown_name(consumer_group), ", ".join(map(shown, unused)))  # fmt: skip
+    return store.config.of_consumer_group(consumer_group, usable)
 
 
 def own_settings(values: Mapping[str, object]) -> dict[str, Any]:
@@ -124,17 +129,15 @@ def own_settings(values: Mapping[str, object]) -> dict[str, Any]:
     return dict(Config(consumer_groups={"group": values}).consumer_groups["group"])
 
 
-def usable_settings(own: Mapping[str, Any], consumer_group: str = "") -> dict[str, Any]:
-    """Return the settings that a group keeps, without what this txmq cannot use: that is logged.
+def usable_settings(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a group keeps, without what this txmq cannot use.
 
     A later txmq may keep others, and other values.
     """
     usable: dict[str, Any] = {}
     for name, value in own.items():
-        try:
+        with suppress(ConfigError):
             usable |= own_settings({name: value})
-        except ConfigError as error:
-            logger.warning("group %s keeps what is not used: %s", shown_name(consumer_group), error)
     return usable
 
 

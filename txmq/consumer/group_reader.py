@@ -98,7 +98,8 @@ class GroupReader:
         self._sends_back = sends_back or SendBack(store, subscription.consumer_group, clock)
         settings = settings or settings_in(store, subscription.consumer_group)
         is_orderly = settings.consume_message_orderly and not self.is_broadcasting
-        self._paused, self.positions = Pauses(), positions or QueuePositions(QueuePosition)
+        self._paused = Pauses()
+        self.positions = QueuePositions(QueuePosition) if positions is None else positions
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         self._has_told_unknown = False
         self._member = self._new_member(clock, settings.consume_timeout_s, is_orderly=is_orderly)
@@ -326,13 +327,12 @@ class GroupReader:
         of_a_queue: int | None = None,
         *,
         without: Collection[TopicQueue] = (),
-        is_of_one_queue: bool = False,
         threads: int = 1,
     ) -> list[QueueMessage]:
         """Take at most `count` messages that are visible, each queue in its order; 0 commits.
 
-        The queues come in turn; `of_a_queue` as in `poll`. Takes nothing of the queues `without`,
-        and of one queue alone if it is told so. So many `threads` share `consume_batch_bytes`.
+        The queues come in turn; `of_a_queue` as in `poll`. Takes nothing of the queues `without`.
+        Where several `threads` take, each gets messages of one queue, and its share of the bytes.
 
         They hold at most `consume_batch_bytes` together, but for a single message.
 
@@ -343,7 +343,7 @@ class GroupReader:
         """
         room_bytes = self._store.config.consume_batch_bytes // threads
         batch = partial(
-            HandedMessages, count, room_bytes, of_a_queue or count, is_of_one_queue=is_of_one_queue
+            HandedMessages, count, room_bytes, of_a_queue or count, is_of_one_queue=threads > 1
         )  # fmt: skip
         self._taking.take(batch, partial(self.servable, without))
         if self.is_orderly:

@@ -16,7 +16,7 @@ from txmq.consumer.arguments import (
     check_max_messages,
     check_poll,
     checked_queue,
-    checked_threads,
+    checked_setting,
     checked_timeout,
 )
 from txmq.consumer.exclusive_use import ExclusiveUse, SharedUse
@@ -322,7 +322,9 @@ class PullConsumer(MovableMember):
         timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
         self._settings = replace(
             settings, consume_timeout_s=timeout_s,
-            consume_threads=checked_threads(consume_threads, settings.consume_threads),
+            consume_threads=checked_setting(
+                "consume_threads", consume_threads, settings.consume_threads
+            ),
         )  # fmt: skip
         self._on_error = checked_on_error(on_error)
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)

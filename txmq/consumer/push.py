@@ -93,18 +93,19 @@ class ConsumerHandle(ThreadHandle):
         for _ in range(1, self._push.threads):
             self._add_thread()
 
-    def _add_thread(self) -> bool:
-        """Start one more thread; return whether there is room for it in this process."""
+    def _add_thread(self, instead_of: threading.Thread | None = None) -> bool:
+        """Start one more thread; return whether any is left, for this process may have no room."""
         thread = self._new_thread()
         with self._changing:
+            # In one step: whichever of them ends must see who else is there.
+            self._threads -= {instead_of}
             self._threads.add(thread)
             try:
                 thread.start()
             except RuntimeError as error:
                 self._threads.discard(thread)
                 logger.warning("group %s has a thread less: %s", self._group, error)
-                return False
-        return True
+            return bool(self._threads)
 
     def stop(self) -> None:
         """Stop after the calls of the handler on their way, or after their consume timeout.
@@ -147,11 +148,7 @@ class ConsumerHandle(ThreadHandle):
             self._failure = self._failure or self._push.hangs_too_often
             if self._failure is not None:
                 self._stopping.set()
-        is_taken_over = self._add_thread()
-        with self._changing:
-            self._threads.discard(given_up)
-            is_over = not (is_taken_over or self._threads)
-        if is_over:
+        if not self._add_thread(instead_of=given_up):
             self._failure = self._failure or EnvironmentProblemError(
                 "no thread could be started to take over from a handler that hangs",
                 "Free some threads of this process, and start the consumer again.",
@@ -249,7 +246,7 @@ class MessagePush:
         total = ConsumeResult()
         self._reader.note_received()
         try:
-            while batch := self._taken(is_of_one_queue=False):
+            while batch := self._taken(threads=1):
                 total += self._drained(batch)
             self._reader.tell_unknown()
         finally:
@@ -307,14 +304,14 @@ class MessagePush:
 
     def _next_batch(self, stopping: threading.Event) -> Batch | None:
         """Wait a moment for messages, one thread at a time; None if none came."""
-        deadline_s, is_of_one_queue = time.monotonic() + PUSH_POLL_S, self.threads > 1
+        deadline_s = time.monotonic() + PUSH_POLL_S
         if not self._waiting.acquire(timeout=PUSH_POLL_S):
             return None
         try:
-            batch = self._taken(is_of_one_queue=is_of_one_queue)
+            batch = self._taken(self.threads)
             while batch is None and time.monotonic() < deadline_s and not stopping.is_set():
                 self._has_freed.wait(self._reader.look_interval_s)
-                batch = self._taken(is_of_one_queue=is_of_one_queue, must_look=False)
+                batch = self._taken(self.threads, must_look=False)
             if batch is None:
                 # Not sooner: the first message of a topic may be on its way.
                 self._reader.tell_unknown()
@@ -322,7 +319,7 @@ class MessagePush:
         finally:
             self._waiting.release()
 
-    def _taken(self, *, is_of_one_queue: bool, must_look: bool = True) -> Batch | None:
+    def _taken(self, threads: int, *, must_look: bool = True) -> Batch | None:
         """Take messages of queues that no other thread has; None if there are none.
 
         Without `must_look` only if there is news of the topics, or queues were freed.
@@ -335,8 +332,8 @@ class MessagePush:
             elif not (has_freed or self._reader.has_news(self._unhandled())):
                 return None
             messages = self._reader.take(
-                self._of_a_queue if is_of_one_queue else PUSH_MESSAGES, self._of_a_queue,
-                without=self._queues(), is_of_one_queue=is_of_one_queue, threads=self.threads,
+                self._of_a_queue if threads > 1 else PUSH_MESSAGES, self._of_a_queue,
+                without=self._queues(), threads=threads,
             )  # fmt: skip
             if not messages:
                 return None

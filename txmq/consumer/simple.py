@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Self
 
 from txmq.consumer.acknowledged import AcknowledgedPositions
-from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_invisible
+from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_setting
 from txmq.consumer.awaitable import AwaitedConsumer
 from txmq.consumer.exclusive_use import SharedUse
 from txmq.consumer.group import settings_in
@@ -149,7 +149,7 @@ class SimpleConsumer(MovableMember):
         Raises: as `PullConsumer.poll`.
         """
         check_poll(max_messages, timeout_s)
-        invisible_s = self._checked_invisible(invisible_duration_s)
+        invisible_s = self._checked_setting(invisible_duration_s)
         deadline_s = time.monotonic() + timeout_s
         messages = self._received(max_messages, invisible_s)
         while not messages and (left_s := deadline_s - time.monotonic()) > 0:
@@ -159,8 +159,10 @@ class SimpleConsumer(MovableMember):
             messages = self._received(max_messages, invisible_s, must_look=False)
         return messages
 
-    def _checked_invisible(self, invisible_duration_s: float | None) -> float:
-        return checked_invisible(invisible_duration_s, self._settings.invisible_duration_s)
+    def _checked_setting(self, invisible_duration_s: float | None) -> float:
+        return checked_setting(
+            "invisible_duration_s", invisible_duration_s, self._settings.invisible_duration_s
+        )
 
     def _received(
         self,
@@ -281,7 +283,7 @@ class SimpleConsumer(MovableMember):
 
         Raises: as `ack`; ConfigError.
         """
-        invisible_s = checked_invisible(invisible_duration_s, 0.0)
+        invisible_s = checked_setting("invisible_duration_s", invisible_duration_s, 0.0)
         with self._use.begin():
             self._hold(self._queue_of(message), message, invisible_s)
 
@@ -381,10 +383,9 @@ class SimpleConsumer(MovableMember):
     def _queue_in_hand(self, message: ReceivedMessage) -> TopicQueue | None:
         """Return the queue of a message; None if it is not in hand any more."""
         queue = TopicQueue(self._stored(message.topic), message.queue_id)
-        is_there = (
-            self._reader.is_owned(queue) and self._positions.delivery_of(queue, message) is not None
-        )
-        return queue if is_there else None
+        if not self._reader.is_owned(queue):
+            return None
+        return queue if self._positions.delivery_of(queue, message) is not None else None
 
     def _work_on(self) -> None:
         """Keep the lease without a question as long as messages are in hands."""
@@ -511,7 +512,7 @@ class AsyncSimpleConsumer(AwaitedConsumer[SimpleConsumer]):
     ) -> list[AwaitableMessage]:
         """Take messages, as `SimpleConsumer.receive`; those of a cancelled call come again."""
         check_poll(max_messages, timeout_s)
-        invisible_s = self.consumer._checked_invisible(invisible_duration_s)  # noqa: SLF001 - of this file
+        invisible_s = self.consumer._checked_setting(invisible_duration_s)  # noqa: SLF001 - of this file
         return await self._received(max_messages, invisible_s, timeout_s)
 
     async def _received(
@@ -560,7 +561,7 @@ class AsyncSimpleConsumer(AwaitedConsumer[SimpleConsumer]):
                     # What waits here too long comes again.
                     if message := await self._next_ahead():
                         return message
-                invisible_s = self.consumer._checked_invisible(None)  # noqa: SLF001 - of this file
+                invisible_s = self.consumer._checked_setting(None)  # noqa: SLF001 - of this file
                 taken = await self._received(POLL_MESSAGES, invisible_s, 1.0, is_ahead=True)
                 self._ahead.extend(taken)
         except ClosedError:

@@ -227,15 +227,13 @@ class ConsumerGroups:
         after = self._altered(group, changes, state).own
         if apply:
             group.change(partial(self._altered, group, changes), self._clock.now_ms())
-        return GroupAlteration(
-            name, usable_settings(state.own, name), usable_settings(after), apply
-        )
+        return GroupAlteration(name, usable_settings(state.own), usable_settings(after), apply)
 
     def _altered(
         self, group: ConsumerGroup, changes: Mapping[str, object], state: GroupState
     ) -> GroupState:
         after = altered(state, changes)
-        kept = usable_settings(after.own, group.name)
+        kept = usable_settings(after.own)
         settings = self._store.config.of_consumer_group(group.name, kept)
         if settings.consume_message_orderly != state.settings.is_orderly:
             self._living.check_none(group, state, can_be_forced=False)
@@ -390,7 +388,7 @@ def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:
     subscription = dict(settings.subscription)
     return GroupSummary(
         group.name, settings.mode, subscription, members, lag, settings.is_orderly,
-        settings.is_acknowledged, usable_settings(group.state.own, group.name),
+        settings.is_acknowledged, usable_settings(group.state.own),
     )  # fmt: skip
 
 
