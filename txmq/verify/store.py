@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import index
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -324,7 +325,14 @@ class _Registers:
         """Read the offsets of each group; pinned before the topics, which only grow."""
         names = table_names(self._location, "state", self._options)
         groups = [name for name in names if name.startswith(_GROUP)]
-        return {f"state/{name}": _offsets(self.value(name)) for name in groups}
+        return {f"state/{name}": self._offsets(name) for name in groups}
+
+    def _offsets(self, name: str) -> list[GroupOffset]:
+        value = self.value(name)
+        try:
+            return _offsets(value)
+        except (AttributeError, TypeError, ValueError):
+            raise _foreign(name, "holds no offsets of a consumer group") from None
 
     def value(self, name: str) -> dict[str, Any]:
         """Read what a service keeps; {} if it never kept anything.
@@ -343,9 +351,13 @@ class _Registers:
         except (TypeError, ValueError):
             value = None
         if not isinstance(value, dict):
-            problem = "its newest row is no JSON object, another program wrote it"
-            raise StorageError(f"state/{name}", f"{problem}; take that row back, then verify again")
+            raise _foreign(name, "is no JSON object")
         return value
+
+
+def _foreign(name: str, what: str) -> StorageError:
+    problem = f"its newest row {what}, another program wrote it"
+    return StorageError(f"state/{name}", f"{problem}; take that row back, then verify again")
 
 
 def _offsets(group: Mapping[str, Any]) -> list[GroupOffset]:
@@ -359,7 +371,7 @@ def _offsets(group: Mapping[str, Any]) -> list[GroupOffset]:
         for topic, by_queue in group.get("attempts", {}).items()
     }
     return [
-        GroupOffset(topic, queue, offset)
+        GroupOffset(topic, queue, index(offset))
         for by_topic in (*group.get("offsets", {}).values(), handed)
         for topic, by_queue in by_topic.items()
         for queue, offset in by_queue.items()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.delayed import DUE, committed, delayed, waits_long_after_its_time
 from tests.kit.stores import LONG_AFTER, Half, HandMadeStore, Op, Settled
+from txmq.errors import StorageError
 from txmq.verify import VerifyReport, verify
 
 
@@ -155,3 +156,21 @@ def test_a_group_whose_next_offset_lies_beyond_its_topic_is_a_violation(
     made.group_state("readers", {"orders": {"0": offset}})
 
     assert broken(made) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"offsets": 5}, {"offsets": {"": {"orders": [1]}}},
+        {"offsets": {"": {"orders": {"0": "1"}}}},
+        {"attempts": {"orders": {"0": 7}}}, {"attempts": {"orders": {"0": [1, [], 2]}}},
+        {"attempts": [1]}, {"attempts": {"orders": {"0": [None, []]}}},
+    ],
+)  # fmt: skip
+def test_a_group_of_another_program_is_told_by_its_name(
+    value: dict[str, object], made: HandMadeStore
+) -> None:
+    made._register("group_readers", value)
+
+    with pytest.raises(StorageError, match=r"state/group_readers.*no offsets of a consumer group"):
+        broken(made)
