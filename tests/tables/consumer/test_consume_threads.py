@@ -18,6 +18,7 @@ from tests.kit.reading import wait_until
 from txmq.consumer.group_rules import TopicQueue
 from txmq.consumer.handlers import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
+from txmq.consumer.push import ConsumerHandle
 from txmq.errors import ConfigError, ConsumeTimeoutError, EnvironmentProblemError
 from txmq.message.received import ReceivedMessage
 from txmq.ops.admin.groups import ConsumerGroups
@@ -458,3 +459,29 @@ def test_what_others_handled_is_committed_though_one_call_takes_long(
     handle.stop()
 
     assert offsets(world) == [4, 4, 1, 4]
+
+
+def test_thread_that_takes_over_and_ends_at_once_ends_the_consumer(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.consumer.push.HANGING_MAX", 1)
+    add_thread = ConsumerHandle._add_thread
+
+    def adds(handle: ConsumerHandle, *arguments: Any, **more: Any) -> bool:
+        is_any_left = add_thread(handle, *arguments, **more)
+        # It ends before the thread that it follows is forgotten, where that takes a step of its own.
+        wait_until(lambda: len(handle._threads) <= 1)
+        return is_any_left
+
+    monkeypatch.setattr(ConsumerHandle, "_add_thread", adds)
+    world.send_to(0, "hangs", "behind it")
+    handler = Handler("hangs")
+    consumer = world.consumer(consume_timeout_s=TIMEOUT_S, consume_threads=1)
+    handle = consumer.start(handler)
+    wait_until(lambda: handler.waiting == {"hangs"})
+    world.clock.advance(TIMEOUT_S + 1)
+    wait_until(lambda: not handle.is_alive)
+
+    assert isinstance(handle.exception, ConsumeTimeoutError)
+    assert bodies(drained(world.consumer())) == ["behind it"]
+    handler.go_on.set()
