@@ -469,7 +469,7 @@ def test_thread_that_takes_over_and_ends_at_once_ends_the_consumer(
 
     def adds(handle: ConsumerHandle, *arguments: Any, **more: Any) -> bool:
         is_any_left = add_thread(handle, *arguments, **more)
-        # It ends before the thread that it follows is forgotten, where that takes a step of its own.
+        # Where the thread that it follows is forgotten by a later step, it ends before that.
         wait_until(lambda: len(handle._threads) <= 1)
         return is_any_left
 
@@ -483,5 +483,5 @@ def test_thread_that_takes_over_and_ends_at_once_ends_the_consumer(
     wait_until(lambda: not handle.is_alive)
 
     assert isinstance(handle.exception, ConsumeTimeoutError)
-    assert bodies(drained(world.consumer())) == ["behind it"]
+    assert [m.body for m in drained(world.consumer())] == [b"behind it"]
     handler.go_on.set()
