@@ -7,7 +7,7 @@ import os
 import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
@@ -21,11 +21,10 @@ from txmq.message.names import (
     group_in_namespace,
     topic_in_namespace,
 )
-from txmq.store.config import Config
+from txmq.store.config import SPECS
 from txmq.store.config_faults import faults_of_value
 
 Number = TypeVar("Number", int, float)
-_SPECS = {spec.name: spec for spec in fields(Config)}
 _MEMBER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
 Filter = str | MessageFilter
 Topics = str | Iterable[str] | Mapping[str, Filter | None]
@@ -185,7 +184,7 @@ def checked_setting(name: str, value: Number | None, default: Number) -> Number:
     """
     if value is None:
         return default
-    if faults := faults_of_value(_SPECS[name], value):
+    if faults := faults_of_value(SPECS[name], value):
         raise ConfigError(faults)
     return value
 

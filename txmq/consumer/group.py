@@ -21,10 +21,12 @@ from txmq.consumer.leases import Membership, Sighting
 from txmq.errors import ConfigError, ConsumerGroupFullError, StoreFormatError, shown
 from txmq.message.names import check_stored_group, retry_topic, shown_name
 from txmq.store.config import (
+    CONSUMER_GROUP_KEYS,
     RECONSUME_TIMES_MAX,
-    Config,
+    SPECS,
     ConsumeSettings,
 )
+from txmq.store.config_faults import faults_of_overrides
 from txmq.store.register import Register, SharedValue
 from txmq.store.shapes import AtMost, Name, QueueNumber
 from txmq.store.store import Store
@@ -124,9 +126,9 @@ def settings_in(store: Store, consumer_group: str) -> ConsumeSettings:
 
 def own_settings(values: Mapping[str, object]) -> dict[str, Any]:
     """Check settings of one group. Raises: ConfigError, which names all faults."""
-    if not values:
-        return {}
-    return dict(Config(consumer_groups={"group": values}).consumer_groups["group"])
+    if faults := faults_of_overrides(values, SPECS, CONSUMER_GROUP_KEYS):
+        raise ConfigError(faults)
+    return dict(values)
 
 
 def usable_settings(own: Mapping[str, Any]) -> dict[str, Any]:

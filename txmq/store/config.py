@@ -334,13 +334,12 @@ class Config:
 
     def __post_init__(self) -> None:
         """Check each key, then the pairs, and raise all faults together."""
-        specs = {spec.name: spec for spec in fields(self)}
         faults = faults_of_listeners(self.listeners) + faults_of_claim_keys(self.claim_keys)
-        faults += faults_of_groups("groups", self.groups, specs, GROUP_KEYS)
+        faults += faults_of_groups("groups", self.groups, SPECS, GROUP_KEYS)
         faults += faults_of_groups(
-            "consumer_groups", self.consumer_groups, specs, CONSUMER_GROUP_KEYS
+            "consumer_groups", self.consumer_groups, SPECS, CONSUMER_GROUP_KEYS
         )
-        for name, spec in specs.items():
+        for name, spec in SPECS.items():
             if name not in _MAPPINGS:
                 faults += faults_of_value(spec, getattr(self, name))
         faults += [] if faults else self._faults_between()
@@ -366,9 +365,8 @@ class Config:
         values = {
             key: value for key, value in values.items() if (key, value) not in RETIRED.items()
         }
-        names = {spec.name for spec in fields(cls)}
-        faults = [unknown_key(key, names) for key in values if key not in names]
-        arguments = {key: value for key, value in values.items() if key in names}
+        faults = [unknown_key(key, SPECS) for key in values if key not in SPECS]
+        arguments = {key: value for key, value in values.items() if key in SPECS}
         try:
             config = cls(**arguments)
         except ConfigError as error:
@@ -598,3 +596,6 @@ def _why(error: Exception) -> str:
     if mark is None:
         return type(error).__name__
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+SPECS = {spec.name: spec for spec in fields(Config)}

@@ -171,23 +171,28 @@ def faults_of_groups(
         if not isinstance(overrides, Mapping):
             faults.append(_cut(f"{name}: {group!r} must map settings to values, not {overrides!r}"))
             continue
-        for key in overrides:
-            of_key = _override_faults(key, overrides, specs, allowed)
-            faults += [_cut(f"{name}: {group!r}: {fault}") for fault in of_key]
+        of_group = faults_of_overrides(overrides, specs, allowed)
+        faults += [_cut(f"{name}: {group!r}: {fault}") for fault in of_group]
     return faults
 
 
-def _override_faults(
-    key: Any,
+def faults_of_overrides(
     overrides: Mapping[Any, object],
     specs: Mapping[str, dataclasses.Field[Any]],
     allowed: Collection[str],
 ) -> list[str]:
-    if key in allowed:
-        return faults_of_value(specs[key], overrides[key])
-    if key in specs:
-        return [f"{key} holds for the whole store; a group may have " + ", ".join(allowed)]
-    return [unknown_key(key, allowed)]
+    """Find the faults of the settings of one group: keys that are not `allowed`, and values."""
+    faults: list[str] = []
+    for key, value in overrides.items():
+        if key in allowed:
+            faults += faults_of_value(specs[key], value)
+        elif key in specs:
+            faults.append(
+                f"{key} holds for the whole store; a group may have " + ", ".join(allowed)
+            )
+        else:
+            faults.append(unknown_key(key, allowed))
+    return faults
 
 
 def _double_faults(key: str, value: Mapping[Any, object]) -> list[str]:
